@@ -1,0 +1,204 @@
+"""The run configuration (floor 1): one frozen dataclass per section of a YAML, one line of doc per field.
+
+``agentft.config.load`` turns a YAML and ``key=value`` overrides into a ``RunConfig``; nothing else travels further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from omegaconf import MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """How a session becomes tokens."""
+
+    template: Literal["etai"] = "etai"  # the native template of the record
+    handles: bool = True  # point at shown files and lines (<F1><L07>) instead of copying them
+    max_tokens: int = 1024  # longest sequence; results shrink first, then the oldest steps go
+    result_tokens: int = 160  # longest result, cut in the middle
+    show_thoughts: bool = True  # render and train the agent's thoughts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackPositionsConfig:
+    """Own positions for result tokens."""
+
+    enabled: bool = True  # off: positions of the plain model
+    start: int = 10000  # first position of the reserved range
+    rotary_base: float = 10000.0  # rotary frequency base inside the range
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The backbone and where it comes from."""
+
+    preset: Literal["tiny-glm", "tiny-kimi"] | None = None  # random initialisation, for CPU
+    path: str | None = None  # folder or hub name of a Hugging Face causal LM; either this or preset
+    attention: Literal["eager", "sdpa"] = "sdpa"  # attention implementation of the backbone
+    feedback_positions: FeedbackPositionsConfig = field(default_factory=FeedbackPositionsConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the shards are and how they are read."""
+
+    shards: str = MISSING  # local folder that holds train/ val/ test/ and meta.json
+    remote: str | None = None  # s3://bucket/prefix to stream from; shards is then the local copy
+    train_split: Literal["train", "val", "test"] = "train"  # split that is trained on
+    eval_split: Literal["train", "val", "test"] = "test"  # split that is evaluated and probed on
+    batch_size: int = 16  # sessions in a global batch
+    microbatch_size: int = 8  # sessions in one forward pass; rows are sorted by length before the cut
+    num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks
+    num_workers: int = 0  # loader processes a rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """A weight over time. ``kind`` decides which of the other fields count."""
+
+    kind: Literal["constant", "step", "linear", "cosine", "piecewise"] = "constant"  # shape
+    start: float = MISSING  # value at time 0
+    end: float | None = None  # value from `until` on (linear, cosine)
+    until: str | None = None  # time at which `end` is reached, such as 10ep or 200ba
+    slope: float | None = None  # linear without an end: change per unit of `per`
+    per: Literal["ep", "ba"] = "ep"  # unit of time for slope
+    floor: float | None = None  # never below this value
+    points: list[str] = field(default_factory=list)  # step/piecewise: "5ep=0.15" entries in time order
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Weight of each component; defaults are the project's (code decays, reward rises)."""
+
+    code: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(kind="linear", start=0.8, slope=-0.02, per="ep", floor=0.4)
+    )
+    intent: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="step", start=0.25, points=["5ep=0.15"]))
+    tool: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(start=0.20))
+    cursor: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="step", start=0.15, points=["3ep=0.10"]))
+    reward: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(kind="step", start=0.20, points=["10ep=0.25"])
+    )
+    policy: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(start=0.05))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """DecoupledAdamW with one group per part of the model; learning rates per group."""
+
+    backbone_lr: float = 5e-5
+    intent_lr: float = 1e-4
+    tool_lr: float = 5e-5
+    reward_lr: float = 2e-5
+    cursor_lr: float = 3e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    warmup: str = "0ba"  # linear warm-up from 0
+    decay: Literal["none", "cosine", "linear"] = "cosine"  # shape after warm-up
+    final_lr: float = 0.1  # share of the learning rate left at the end
+    clip_norm: float = 1.0  # gradient norm limit; 0 switches clipping off
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedConfig:
+    """Recorded calls of coming batches, executed ahead of time."""
+
+    share: float = 1.0  # share of sessions (by stable hash) whose calls are executed while training
+    prefetch_batches: int = 4  # batches ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Calls sampled from the current model on training sessions; they receive the policy gradient."""
+
+    every: int = 0  # batches between rounds; 0 switches them off
+    calls: int = 8  # calls a round
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Calls sampled from the current model on held-out sessions: executed and logged, never trained on."""
+
+    every: int = 200  # batches between rounds; 0 switches the probe off
+    calls: int = 16  # calls a round
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Shaped reward of one execution."""
+
+    passed: float = 1.0
+    failed: float = -0.5
+    entropy_bonus: float = 0.01  # weight of the entropy of the call's tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackConfig:
+    """Execution feedback: what is run while training, where, and what it is worth."""
+
+    backend: Literal["docker", "local", "replay", "off"] = "docker"  # engine; replay reads results from a trace
+    replay_from: str | None = None  # run folder or trace file whose executions are repeated (backend: replay)
+    recorded: RecordedConfig = field(default_factory=RecordedConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    max_infra_share: float = 0.2  # share of lost executions (of at least 20) beyond which the run stops
+    wait_s: float = 120.0  # longest wait for one execution before it counts as lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """The sandbox that feedback uses. Sizes in MiB, times in seconds."""
+
+    image: str = "python"  # image name as built by `agentft sandbox build`
+    workers: int = 2  # containers kept warm
+    timeout_s: float = 20.0
+    memory_mib: int = 512
+    pids: int = 128
+    cpus: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, on what, and how exactly."""
+
+    duration: str = MISSING  # such as 24ep or 300ba
+    device: Literal["cpu", "gpu", "auto"] = "auto"
+    precision: Literal["fp32", "amp_bf16"] = "fp32"
+    eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
+    checkpoint_interval: str = "1dur"  # time between checkpoints
+    checkpoint_keep: int = 2  # checkpoints kept on disk
+    threads: int = 0  # torch threads a process; 0 leaves torch's choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggersConfig:
+    """Where numbers go."""
+
+    console: bool = True  # progress bar with rate and time left
+    tensorboard: bool = True  # runs/<name>/tensorboard
+    file: bool = True  # runs/<name>/train.log and metrics.jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a run is."""
+
+    run_name: str = MISSING  # folder under runs_dir
+    stage: Literal["agent"] = "agent"
+    runs_dir: str = "runs"
+    seed: int = 17
+    text: TextConfig = field(default_factory=TextConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    loggers: LoggersConfig = field(default_factory=LoggersConfig)
