@@ -1,0 +1,1 @@
+"""Evaluation (floor 4): heads beside baselines, and replay of held-out sessions."""
