@@ -123,7 +123,7 @@ def _add_run_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p = _verb(verbs, "train", "agentft.train.run:command", "Train; the same as `composer train.py`.")
     p.add_argument("config", metavar="RUN.yaml")
     p.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    p = _verb(verbs, "validate", "agentft.config.commands:validate", "Check a YAML; shows every error at once.")
+    p = _verb(verbs, "validate", "agentft.train.check:validate", "Check a YAML; shows every error at once.")
     p.add_argument("config", metavar="RUN.yaml")
     p.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     _json_flag(p)

@@ -1,6 +1,8 @@
-"""The run configuration (floor 1): one frozen dataclass per section of a YAML, one line of doc per field.
+"""The run configuration (floor 1): one frozen dataclass per section of a YAML, one line of doc beside each field.
 
 ``agentft.config.load`` turns a YAML and ``key=value`` overrides into a ``RunConfig``; nothing else travels further.
+``agentft.config.describe.field_docs()`` gives the lines of doc at run time (error messages use them).
+Times are a number and a unit: ``24ep`` epochs, ``300ba`` batches (steps of the optimiser), ``1dur`` the whole run.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class ModelConfig:
     preset: Literal["tiny-glm", "tiny-kimi"] | None = None  # random initialisation, for CPU
     path: str | None = None  # folder or hub name of a Hugging Face causal LM; either this or preset
     attention: Literal["eager", "sdpa"] = "sdpa"  # attention implementation of the backbone
-    feedback_positions: FeedbackPositionsConfig = field(default_factory=FeedbackPositionsConfig)
+    feedback_positions: FeedbackPositionsConfig = field(
+        default_factory=FeedbackPositionsConfig
+    )  # own positions for result tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class DataConfig:
 class ScheduleConfig:
     """A weight over time. ``kind`` decides which of the other fields count."""
 
-    kind: Literal["constant", "step", "linear", "cosine", "piecewise"] = "constant"  # shape
+    kind: Literal["constant", "step", "linear", "cosine", "piecewise"] = "constant"  # shape over time
     start: float = MISSING  # value at time 0
     end: float | None = None  # value from `until` on (linear, cosine)
     until: str | None = None  # time at which `end` is reached, such as 10ep or 200ba
@@ -73,29 +77,37 @@ class ScheduleConfig:
 class LossConfig:
     """Weight of each component; defaults are the project's (code decays, reward rises)."""
 
-    code: ScheduleConfig = field(
+    code: ScheduleConfig = field(  # cross-entropy of the tokens that the agent writes
         default_factory=lambda: ScheduleConfig(kind="linear", start=0.8, slope=-0.02, per="ep", floor=0.4)
     )
-    intent: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="step", start=0.25, points=["5ep=0.15"]))
-    tool: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(start=0.20))
-    cursor: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(kind="step", start=0.15, points=["3ep=0.10"]))
-    reward: ScheduleConfig = field(
+    intent: ScheduleConfig = field(  # binary cross-entropy of the intents
+        default_factory=lambda: ScheduleConfig(kind="step", start=0.25, points=["5ep=0.15"])
+    )
+    tool: ScheduleConfig = field(  # cross-entropy of the tool at each call
+        default_factory=lambda: ScheduleConfig(start=0.20)
+    )
+    cursor: ScheduleConfig = field(  # Huber loss of the place of the repair
+        default_factory=lambda: ScheduleConfig(kind="step", start=0.15, points=["3ep=0.10"])
+    )
+    reward: ScheduleConfig = field(  # squared error of the predicted outcome
         default_factory=lambda: ScheduleConfig(kind="step", start=0.20, points=["10ep=0.25"])
     )
-    policy: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(start=0.05))
+    policy: ScheduleConfig = field(  # policy gradient on exactly the tokens of executed calls
+        default_factory=lambda: ScheduleConfig(start=0.05)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """DecoupledAdamW with one group per part of the model; learning rates per group."""
 
-    backbone_lr: float = 5e-5
-    intent_lr: float = 1e-4
-    tool_lr: float = 5e-5
-    reward_lr: float = 2e-5
-    cursor_lr: float = 3e-5
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
+    backbone_lr: float = 5e-5  # peak learning rate of the backbone
+    intent_lr: float = 1e-4  # peak learning rate of the intent head
+    tool_lr: float = 5e-5  # peak learning rate of the tool head
+    reward_lr: float = 2e-5  # peak learning rate of the reward head
+    cursor_lr: float = 3e-5  # peak learning rate of the cursor head
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of the first and second moment
+    weight_decay: float = 0.01  # share of a weight taken off at the initial learning rate, per step
     warmup: str = "0ba"  # linear warm-up from 0
     decay: Literal["none", "cosine", "linear"] = "cosine"  # shape after warm-up
     final_lr: float = 0.1  # share of the learning rate left at the end
@@ -116,7 +128,7 @@ class PolicyConfig:
 
     every: int = 0  # batches between rounds; 0 switches them off
     calls: int = 8  # calls a round
-    temperature: float = 1.0
+    temperature: float = 1.0  # of sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +137,15 @@ class ProbeConfig:
 
     every: int = 200  # batches between rounds; 0 switches the probe off
     calls: int = 16  # calls a round
-    temperature: float = 1.0
+    temperature: float = 1.0  # of sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """Shaped reward of one execution."""
 
-    passed: float = 1.0
-    failed: float = -0.5
+    passed: float = 1.0  # reward of a call that ended well
+    failed: float = -0.5  # reward of a call that failed, timed out or did not parse
     entropy_bonus: float = 0.01  # weight of the entropy of the call's tokens
 
 
@@ -143,10 +155,10 @@ class FeedbackConfig:
 
     backend: Literal["docker", "local", "replay", "off"] = "docker"  # engine; replay reads results from a trace
     replay_from: str | None = None  # run folder or trace file whose executions are repeated (backend: replay)
-    recorded: RecordedConfig = field(default_factory=RecordedConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    probe: ProbeConfig = field(default_factory=ProbeConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    recorded: RecordedConfig = field(default_factory=RecordedConfig)  # calls of the training sessions, ahead of time
+    policy: PolicyConfig = field(default_factory=PolicyConfig)  # calls sampled on training sessions
+    probe: ProbeConfig = field(default_factory=ProbeConfig)  # calls sampled on held-out sessions
+    reward: RewardConfig = field(default_factory=RewardConfig)  # shaped reward of one execution
     max_infra_share: float = 0.2  # share of lost executions (of at least 20) beyond which the run stops
     wait_s: float = 120.0  # longest wait for one execution before it counts as lost
 
@@ -157,10 +169,10 @@ class SandboxConfig:
 
     image: str = "python"  # image name as built by `agentft sandbox build`
     workers: int = 2  # containers kept warm
-    timeout_s: float = 20.0
-    memory_mib: int = 512
-    pids: int = 128
-    cpus: float = 1.0
+    timeout_s: float = 20.0  # wall-clock limit of one call
+    memory_mib: int = 512  # memory limit of one container
+    pids: int = 128  # processes and threads of one container
+    cpus: float = 1.0  # cores of one container
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +180,8 @@ class TrainConfig:
     """How long, on what, and how exactly."""
 
     duration: str = MISSING  # such as 24ep or 300ba
-    device: Literal["cpu", "gpu", "auto"] = "auto"
-    precision: Literal["fp32", "amp_bf16"] = "fp32"
+    device: Literal["cpu", "gpu", "auto"] = "auto"  # auto takes a GPU where there is one
+    precision: Literal["fp32", "amp_bf16"] = "fp32"  # amp_bf16: bfloat16 autocast
     eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
     checkpoint_interval: str = "1dur"  # time between checkpoints
     checkpoint_keep: int = 2  # checkpoints kept on disk
@@ -190,15 +202,16 @@ class RunConfig:
     """Everything that a run is."""
 
     run_name: str = MISSING  # folder under runs_dir
-    stage: Literal["agent"] = "agent"
-    runs_dir: str = "runs"
-    seed: int = 17
-    text: TextConfig = field(default_factory=TextConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
-    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    loggers: LoggersConfig = field(default_factory=LoggersConfig)
+    stage: Literal["agent"] = "agent"  # what the run trains: the agent with its four heads
+    runs_dir: str = "runs"  # folder of all runs
+    overwrite: bool = False  # remove an earlier run of this name first; without it such a run is refused
+    seed: int = 17  # of initialisation, order and sampling
+    text: TextConfig = field(default_factory=TextConfig)  # how a session becomes tokens
+    model: ModelConfig = field(default_factory=ModelConfig)  # the backbone
+    data: DataConfig = field(default_factory=DataConfig)  # shards and batches
+    loss: LossConfig = field(default_factory=LossConfig)  # weights of the components over time
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # learning rates and their schedule
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)  # what is executed while training
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)  # where it is executed
+    train: TrainConfig = field(default_factory=TrainConfig)  # how long and on what
+    loggers: LoggersConfig = field(default_factory=LoggersConfig)  # where numbers go

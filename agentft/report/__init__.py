@@ -1,0 +1,1 @@
+"""Reports (floor 5): reward traces and the state of this machine, in the terminal."""

@@ -1,0 +1,205 @@
+"""Cross-checks of a whole ``RunConfig`` (floor 1): ranges, times, and settings that contradict each other.
+
+Pure functions; ``agentft.config.load`` turns each ``Problem`` into an error that names the line of the YAML.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentft.config.schema import RunConfig
+
+_TIME = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ep|ba|dur)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is wrong with the values of ``keys`` (dotted); the first key decides which line is named."""
+
+    keys: tuple[str, ...]
+    what: str
+    got: object = None
+    expected: str | None = None
+    hint: str | None = None
+
+
+def parse_time(text: str) -> tuple[float, str] | None:
+    """Return (value, unit) of ``24ep``, ``300ba`` or ``0.5dur``; None if it is none of these."""
+    match = _TIME.fullmatch(text)
+    if match is None or (match["unit"] != "dur" and "." in match["value"]):
+        return None
+    return float(match["value"]), match["unit"]
+
+
+def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
+    """Yield every problem of ``config`` that does not need other parts of the package."""
+    yield from _check_ranges(config)
+    yield from _check_times(config)
+    yield from _check_model(config)
+    yield from _check_data(config, world_size)
+    yield from _check_feedback(config)
+
+
+def _check_ranges(config: RunConfig) -> Iterator[Problem]:
+    o, f, s, t, d = config.optimizer, config.feedback, config.sandbox, config.text, config.data
+    at_least_one = {
+        "text.max_tokens": t.max_tokens,
+        "text.result_tokens": t.result_tokens,
+        "model.feedback_positions.start": config.model.feedback_positions.start,
+        "data.batch_size": d.batch_size,
+        "data.microbatch_size": d.microbatch_size,
+        "data.num_canonical_nodes": d.num_canonical_nodes,
+        "feedback.policy.calls": f.policy.calls,
+        "feedback.probe.calls": f.probe.calls,
+        "sandbox.workers": s.workers,
+        "sandbox.memory_mib": s.memory_mib,
+        "sandbox.pids": s.pids,
+        "train.checkpoint_keep": config.train.checkpoint_keep,
+    }
+    not_negative = {
+        "seed": config.seed,
+        "data.num_workers": d.num_workers,
+        "optimizer.backbone_lr": o.backbone_lr,
+        "optimizer.intent_lr": o.intent_lr,
+        "optimizer.tool_lr": o.tool_lr,
+        "optimizer.reward_lr": o.reward_lr,
+        "optimizer.cursor_lr": o.cursor_lr,
+        "optimizer.weight_decay": o.weight_decay,
+        "optimizer.clip_norm": o.clip_norm,
+        "feedback.recorded.prefetch_batches": f.recorded.prefetch_batches,
+        "feedback.policy.every": f.policy.every,
+        "feedback.probe.every": f.probe.every,
+        "train.threads": config.train.threads,
+    }
+    above_zero = {
+        "model.feedback_positions.rotary_base": config.model.feedback_positions.rotary_base,
+        "feedback.policy.temperature": f.policy.temperature,
+        "feedback.probe.temperature": f.probe.temperature,
+        "feedback.wait_s": f.wait_s,
+        "sandbox.timeout_s": s.timeout_s,
+        "sandbox.cpus": s.cpus,
+    }
+    share = {
+        "optimizer.final_lr": o.final_lr,
+        "feedback.recorded.share": f.recorded.share,
+        "feedback.max_infra_share": f.max_infra_share,
+    }
+    for values, holds, expected in (
+        (at_least_one, lambda v: v >= 1, "1 or more"),
+        (not_negative, lambda v: 0 <= v < math.inf, "0 or more"),
+        (above_zero, lambda v: 0 < v < math.inf, "more than 0"),
+        (share, lambda v: 0 <= v <= 1, "between 0 and 1"),
+    ):
+        for key, value in values.items():
+            if not holds(value):
+                yield Problem(keys=(key,), what=f"{key} is out of range", got=value, expected=expected)
+    if not all(0 <= beta < 1 for beta in o.betas):
+        yield Problem(keys=("optimizer.betas",), what="optimizer.betas is out of range", got=o.betas, expected="[0, 1)")
+
+
+def _check_times(config: RunConfig) -> Iterator[Problem]:
+    times = {
+        "train.duration": (config.train.duration, ("ep", "ba")),
+        "train.eval_interval": (config.train.eval_interval, ("ep", "ba", "dur")),
+        "train.checkpoint_interval": (config.train.checkpoint_interval, ("ep", "ba", "dur")),
+        "optimizer.warmup": (config.optimizer.warmup, ("ep", "ba", "dur")),
+    }
+    for key, (text, units) in times.items():
+        parsed = parse_time(text)
+        if parsed is None or parsed[1] not in units:
+            example = ", ".join({"ep": "24ep", "ba": "300ba", "dur": "0.1dur"}[unit] for unit in units)
+            yield Problem(keys=(key,), what=f"{key} is not a time", got=text, expected=f"such as {example}")
+    duration, warmup = parse_time(config.train.duration), parse_time(config.optimizer.warmup)
+    if duration and duration[0] == 0:
+        yield Problem(keys=("train.duration",), what="the run has no length", got=config.train.duration)
+    if duration and warmup and duration[1] == warmup[1] and warmup[0] > duration[0]:
+        yield Problem(
+            keys=("optimizer.warmup", "train.duration"),
+            what="the warm-up is longer than the run",
+            got=f"{config.optimizer.warmup} of {config.train.duration}",
+            hint="shorten optimizer.warmup or lengthen train.duration",
+        )
+
+
+def _check_model(config: RunConfig) -> Iterator[Problem]:
+    model = config.model
+    if (model.preset is None) == (model.path is None):
+        yield Problem(
+            keys=("model.preset", "model.path"),
+            what="the backbone comes from a preset or from a path, exactly one of them",
+            got=f"preset={model.preset}, path={model.path}",
+            hint="set one and leave the other null",
+        )
+    if model.feedback_positions.enabled and model.feedback_positions.start < config.text.max_tokens:
+        yield Problem(
+            keys=("model.feedback_positions.start", "text.max_tokens"),
+            what="the range of feedback positions starts inside the conversation",
+            got=f"start={model.feedback_positions.start}, text.max_tokens={config.text.max_tokens}",
+            expected="start at text.max_tokens or beyond",
+        )
+    if config.text.result_tokens >= config.text.max_tokens:
+        yield Problem(
+            keys=("text.result_tokens", "text.max_tokens"),
+            what="one result may fill the whole sequence",
+            got=f"result_tokens={config.text.result_tokens}, max_tokens={config.text.max_tokens}",
+            expected="text.result_tokens below text.max_tokens",
+        )
+
+
+def _check_data(config: RunConfig, world_size: int) -> Iterator[Problem]:
+    data = config.data
+    if data.remote is not None and "://" not in data.remote:
+        yield Problem(
+            keys=("data.remote",),
+            what="data.remote is not an address of an object store",
+            got=data.remote,
+            expected="s3://bucket/prefix",
+            hint="for a local folder set data.shards and leave data.remote null",
+        )
+    if data.batch_size >= 1 and data.batch_size % world_size:
+        yield Problem(
+            keys=("data.batch_size",),
+            what=f"the global batch cannot be shared by {world_size} processes",
+            got=data.batch_size,
+            expected=f"a multiple of {world_size}",
+        )
+    elif data.microbatch_size > data.batch_size // world_size >= 1:
+        yield Problem(
+            keys=("data.microbatch_size", "data.batch_size"),
+            what="a microbatch is larger than a process's share of the batch",
+            got=f"microbatch_size={data.microbatch_size}, batch_size={data.batch_size}, processes={world_size}",
+            expected=f"data.microbatch_size at most {data.batch_size // world_size}",
+        )
+
+
+def _check_feedback(config: RunConfig) -> Iterator[Problem]:
+    feedback = config.feedback
+    if feedback.backend == "replay" and not feedback.replay_from:
+        yield Problem(
+            keys=("feedback.replay_from", "feedback.backend"),
+            what="replay needs the run whose executions are repeated",
+            hint="set feedback.replay_from=runs/<name>",
+        )
+    if feedback.backend != "replay" and feedback.replay_from:
+        yield Problem(
+            keys=("feedback.replay_from", "feedback.backend"),
+            what="feedback.replay_from has no effect",
+            got=f"feedback.backend={feedback.backend}",
+            hint="set feedback.backend=replay or leave feedback.replay_from null",
+        )
+    if feedback.reward.passed <= feedback.reward.failed:
+        yield Problem(
+            keys=("feedback.reward.passed", "feedback.reward.failed"),
+            what="a call that passes must be worth more than one that fails",
+            got=f"passed={feedback.reward.passed}, failed={feedback.reward.failed}",
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name):
+        yield Problem(
+            keys=("run_name",),
+            what="run_name is not the name of a folder",
+            got=config.run_name,
+            expected="letters, digits, dot, dash and underscore",
+        )
