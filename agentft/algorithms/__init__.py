@@ -1,0 +1,1 @@
+"""Composer algorithms and callbacks (floor 4)."""

@@ -1,0 +1,1 @@
+"""Models (floor 3): backbone, heads, the agent that Composer trains, export."""

@@ -1,0 +1,217 @@
+"""The model that Composer trains (floor 3): one backbone pass, four heads, six loss components.
+
+``forward`` runs the backbone once, the vocabulary head only where a token is trained, and each head at its anchors.
+``loss`` divides sums by the batch's ``denominators`` (without them: by the batch's own counts) and adds them up with
+the weights that ``agentft.algorithms.loss_weights`` sets for the moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from composer.models import ComposerModel
+from torch import Tensor, nn
+from torchmetrics import Metric
+from transformers import PreTrainedModel
+
+from agentft import losses, schedules
+from agentft.config.schema import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from agentft.etai import INTENTS
+from agentft.losses import COMPONENTS, NO_TARGET
+from agentft.models.backbone import build_backbone, hidden_states
+from agentft.models.heads import HEADS, AgentHeads
+from agentft.schedules import TrainTime
+
+
+class CompositeLoss:
+    """Component weights over time.
+
+    Args:
+        config: The ``loss`` section: one schedule a component.
+    """
+
+    def __init__(self, config: LossConfig) -> None:
+        self.schedules: dict[str, ScheduleConfig] = {name: getattr(config, name) for name in COMPONENTS}
+
+    def weights(self, time: TrainTime) -> dict[str, float]:
+        """Return the weight of each component at ``time``."""
+        return {name: schedules.value(schedule, time) for name, schedule in self.schedules.items()}
+
+
+class AgentModel(ComposerModel):
+    """Backbone and heads.
+
+    Attributes:
+        backbone: The Hugging Face causal LM.
+        heads: See ``AgentHeads``.
+        loss_weights: Weight of each component now.
+        statistics: component → [2] float64, sum and count over the microbatches since ``reset_statistics``.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backbone: PreTrainedModel,
+        heads: AgentHeads,
+        *,
+        tools: Sequence[str],
+        entropy_bonus: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.config, self.backbone, self.heads = config, backbone, heads
+        self.tools, self.intents = tuple(tools), INTENTS
+        self.entropy_bonus = entropy_bonus
+        self.loss_weights: dict[str, float] = dict.fromkeys(COMPONENTS, 1.0)
+        self.statistics: dict[str, Tensor] = {}
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return predictions for a batch (docs/design.md, "Batch dictionary").
+
+        Returns:
+            ``logits`` [N, V] at the N trained positions, ``next_at`` [N, 2] row and column of the token each of them
+            predicts, ``hidden`` [B, T, H], and the heads' ``intent``, ``tool``, ``cursor``, ``reward``.
+        """
+        hidden = hidden_states(self.backbone, batch["input_ids"], batch["position_ids"])
+        trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)
+        before = trained.nonzero()  # [N, 2]; column c predicts the token at c + 1
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, before[:, 0] * hidden.shape[1] + before[:, 1])
+        next_at = before + before.new_tensor([0, 1])
+        return {
+            "hidden": hidden,
+            "logits": self.vocabulary_logits(rows),
+            "next_at": next_at,
+            **self.heads(hidden, batch),
+        }
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """Return next-token logits [..., V] of final hidden states [..., H]."""
+        logits = self.backbone.get_output_embeddings()(hidden)
+        cap = getattr(self.backbone.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def loss(  # type: ignore[override]
+        self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor]:
+        """Return ``total`` (weighted) and the plain loss of each component; also adds to ``statistics``."""
+        sums = self.component_sums(outputs, batch)
+        counts = losses.target_counts(batch)
+        denominators = batch.get("denominators") or {name: count or 1.0 for name, count in counts.items()}
+        parts = {name: sums[name] / denominators[name] for name in COMPONENTS}
+        for name in COMPONENTS:
+            seen = torch.stack((sums[name].detach().double(), sums[name].new_tensor(counts[name]).double()))
+            self.statistics[name] = self.statistics[name] + seen if name in self.statistics else seen
+        total = torch.stack([self.loss_weights[name] * parts[name] for name in COMPONENTS]).sum()
+        return {"total": total, **parts}
+
+    def component_sums(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the sum [] float32 of each component over this batch."""
+        at = outputs["next_at"].unbind(1)
+        labels = batch["labels"][at]
+        weights = batch["token_weight"][at] * (labels != NO_TARGET)
+        logits = outputs["logits"]
+        return {
+            "code": losses.code_sum(logits, labels, weights),
+            "intent": losses.intent_sum(outputs["intent"], batch["intent_target"]),
+            "tool": losses.tool_sum(outputs["tool"], batch["tool_target"]),
+            "cursor": losses.cursor_sum(outputs["cursor"], batch["cursor_target"], batch["cursor_view"]),
+            "reward": losses.reward_sum(outputs["reward"], batch["outcome_target"], batch["outcome_mask"]),
+            "policy": losses.policy_sum(logits, batch["input_ids"][at], batch["policy_weight"][at], self.entropy_bonus),
+        }
+
+    def reset_statistics(self) -> None:
+        """Forget the sums and counts seen so far."""
+        self.statistics = {}
+
+    @torch.no_grad()
+    def predictions(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the heads say, as float32: ``intent_probs`` [Ni, intents], ``tool_probs`` [Nt, tools],
+        ``cursor`` [Nc, 3] (x px, y px, probability of "after") and ``outcome`` [Nr] (probability of passing).
+        """
+        cursor = outputs["cursor"].float()
+        return {
+            "intent_probs": outputs["intent"].float().sigmoid(),
+            "tool_probs": outputs["tool"].float().softmax(-1),
+            "cursor": torch.cat((cursor[:, :2], cursor[:, 2:].sigmoid()), dim=-1),
+            "outcome": outputs["reward"].float().sigmoid(),
+        }
+
+    def get_metrics(self, is_train: bool) -> dict[str, Metric]:
+        """Return one mean per component for evaluation; nothing for training, where the loss is logged anyway."""
+        return {} if is_train else {name: ComponentMean(name) for name in COMPONENTS if name != "policy"}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Metric) -> None:
+        """Add this batch to a ``ComponentMean``."""
+        assert isinstance(metric, ComponentMean)
+        sums = outputs.setdefault("component_sums", None) or self.component_sums(outputs, batch)
+        outputs["component_sums"] = sums
+        metric.update(sums[metric.component], losses.target_counts(batch)[metric.component])
+
+
+class ComponentMean(Metric):
+    """Mean of one loss component over an evaluation, exact over batches and ranks. NaN without targets."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self.component = component
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, total: Tensor, count: float) -> None:
+        """Add a sum and a count."""
+        self.total += total.double()
+        self.count += count
+
+    def compute(self) -> Tensor:
+        """Return sum ÷ count."""
+        return self.total / self.count
+
+
+def build_agent_model(
+    config: ModelConfig,
+    *,
+    vocab_size: int,
+    tools: Sequence[str],
+    seed: int,
+    entropy_bonus: float = 0.0,
+    new_token_ids: Sequence[int] = (),
+) -> AgentModel:
+    """Return a new agent: the backbone of ``config`` and freshly initialised heads (both fixed by ``seed``).
+
+    Raises:
+        ModelError: See ``build_backbone``.
+    """
+    backbone = build_backbone(config, vocab_size, seed, new_token_ids=new_token_ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + 1)
+        heads = AgentHeads(backbone.config.get_text_config().hidden_size, len(INTENTS), len(tools))
+    return AgentModel(config, backbone, heads, tools=tools, entropy_bonus=entropy_bonus)
+
+
+def parameter_groups(model: AgentModel, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return optimiser groups, each with a ``name``: ``backbone``, ``backbone_no_decay`` and one per head.
+
+    Vectors of the backbone (norms, biases) are not decayed. ``weight_decay`` is in the units of Composer's
+    ``DecoupledAdamW``, which shrinks weights by weight_decay · lr / first lr a step: the config's value is multiplied
+    by the group's learning rate, so that it means what it means for AdamW (0.01 as it stands would halve every weight
+    in 70 steps).
+    """
+    trained = [p for p in model.backbone.parameters() if p.requires_grad]
+    rates = {name: getattr(config, f"{name}_lr") for name in HEADS}
+    groups = [
+        _group("backbone", [p for p in trained if p.ndim > 1], config.backbone_lr, config.weight_decay),
+        _group("backbone_no_decay", [p for p in trained if p.ndim <= 1], config.backbone_lr, 0.0),
+        *(
+            _group(name, list(getattr(model.heads, name).parameters()), rates[name], config.weight_decay)
+            for name in HEADS
+        ),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _group(name: str, params: list[nn.Parameter], lr: float, weight_decay: float) -> dict[str, Any]:
+    return {"name": name, "params": params, "lr": lr, "weight_decay": weight_decay * lr}

@@ -1,0 +1,241 @@
+"""The backbone (floor 3): a Hugging Face causal LM, random from a preset or loaded from a folder or hub name.
+
+Only native code of transformers and only safetensors are ever loaded: no remote code, no pickle. Presets are tiny
+models of the GLM and Kimi K2 architectures that train on a CPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GlmConfig, PretrainedConfig, PreTrainedModel
+
+from agentft.config.schema import ModelConfig
+from agentft.errors import ModelError
+from agentft.models import kimi, rotary
+
+PRESETS = ("tiny-glm", "tiny-kimi")
+
+
+def build_backbone(
+    config: ModelConfig, vocab_size: int, seed: int, *, new_token_ids: Sequence[int] = ()
+) -> PreTrainedModel:
+    """Return the backbone in float32 with at least ``vocab_size`` embedding rows.
+
+    Args:
+        config: Preset or path, attention implementation, feedback positions.
+        vocab_size: Number of ids of the tokenizer. A larger (padded) vocabulary of a checkpoint stays as it is.
+        seed: Seed of a preset's random weights; the global random state is left alone.
+        new_token_ids: Ids that the checkpoint has never seen; their rows become the mean of the rows it knows.
+
+    Raises:
+        ModelError: The checkpoint is missing, or its architecture cannot be trained here.
+    """
+    kimi.register()
+    if (config.preset is None) == (config.path is None):
+        raise ModelError("a model is either a preset or a path", where="model", expected="exactly one of preset, path")
+    if config.preset is not None:
+        backbone = _random(preset_config(config.preset, vocab_size), seed, config.attention)
+    else:
+        backbone = _load(str(config.path), config.attention)
+        _fit_vocabulary(backbone, vocab_size, new_token_ids)
+    _check(backbone)
+    feedback = config.feedback_positions
+    if feedback.enabled and not rotary.install(backbone, feedback.start, feedback.rotary_base):
+        raise ModelError(
+            "feedback positions need a backbone with rotary positions",
+            where="model.feedback_positions",
+            got=backbone.config.model_type,
+            hint="set model.feedback_positions.enabled=false",
+        )
+    keep_unused_experts_in_graph(backbone)
+    return backbone
+
+
+def preset_config(preset: str, vocab_size: int) -> PretrainedConfig:
+    """Return the configuration of a preset.
+
+    Raises:
+        ModelError: There is no such preset.
+    """
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 16384,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if preset == "tiny-glm":
+        return GlmConfig(
+            **common,
+            intermediate_size=768,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            attention_dropout=0.0,
+            attention_bias=True,
+        )
+    if preset == "tiny-kimi":
+        return kimi.KimiK2Config(
+            **common,
+            intermediate_size=768,
+            moe_intermediate_size=192,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            n_shared_experts=1,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            q_lora_rank=128,
+            kv_lora_rank=64,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+        )
+    raise ModelError("no such preset", where="model.preset", got=preset, expected=" or ".join(PRESETS))
+
+
+def hidden_states(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    """Return the last hidden states [B, T, H] of right-padded rows [B, T].
+
+    The mask is always explicit: without one, transformers takes any jump of ``position_ids`` for a document boundary.
+    """
+    mask = causal_mask(input_ids.shape[1], backbone.dtype, input_ids.device)
+    decoder = backbone.base_model
+    return decoder(
+        input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+    ).last_hidden_state
+
+
+def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the additive causal mask [1, 1, T, T] in float: 0 where seen, the lowest number of ``dtype`` elsewhere.
+
+    Rows are padded on the right, so a real token never sees padding and one mask serves every row. Float, because eager
+    attention silently misreads a bool mask.
+    """
+    lowest = torch.finfo(dtype).min
+    return torch.full((length, length), lowest, dtype=dtype, device=device).triu(1)[None, None]
+
+
+def _random(config: PretrainedConfig, seed: int, attention: str) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+
+
+def _load(path: str, attention: str) -> PreTrainedModel:
+    where = "model.path"
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+        raise ModelError("no such folder", where=where, got=path, expected="a Hugging Face model folder or a hub name")
+    source = str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path
+    options: dict[str, Any] = {"trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        return AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            **options,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as cause:
+        raise ModelError(
+            "the backbone cannot be loaded",
+            where=where,
+            got=f"{path}: {cause}",
+            expected="config.json and *.safetensors of a causal LM that transformers knows without remote code",
+        ) from cause
+
+
+def _check(backbone: PreTrainedModel) -> None:
+    kind = backbone.config.model_type
+    text_config = backbone.config.get_text_config()
+    windows = set(getattr(text_config, "layer_types", None) or []) - {"full_attention"}
+    if windows:
+        raise ModelError("attention other than full is not supported", got=f"{kind}: {sorted(windows)}")
+    if backbone.get_output_embeddings() is None:
+        raise ModelError("the model has no output embeddings", got=kind, expected="a causal LM")
+    missing = {"attention_mask", "position_ids"} - set(inspect.signature(backbone.base_model.forward).parameters)
+    if missing:
+        raise ModelError("the model's forward lacks arguments", got=f"{kind}: {sorted(missing)}")
+
+
+def _fit_vocabulary(backbone: PreTrainedModel, vocab_size: int, new_token_ids: Sequence[int]) -> None:
+    known = len(_tables(backbone)[0])
+    new = sorted({row for row in new_token_ids if row < known} | set(range(known, vocab_size)))
+    if vocab_size > known:
+        backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
+    if not new:
+        return
+    trained = min(new)  # rows behind the old tokenizer pad the table and were never trained
+    with torch.no_grad():
+        for table in _tables(backbone):
+            table[new] = table[:trained].mean(0)
+
+
+def _tables(backbone: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the input and the output embeddings [V, H]: one table when they are tied."""
+    tables = [backbone.get_input_embeddings().weight, backbone.get_output_embeddings().weight]
+    return [table for table in {id(table): table for table in tables}.values() if isinstance(table, nn.Parameter)]
+
+
+class _Touch(torch.autograd.Function):
+    """Identity whose backward gives each listed parameter a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad, *(torch.zeros_like(parameter) for parameter in ctx.parameters)
+
+
+def keep_unused_experts_in_graph(backbone: nn.Module) -> int:
+    """Give experts that saw no token a zero gradient instead of none; return the number of expert layers.
+
+    Data parallelism waits for the gradient of every parameter. Searching the graph for unused ones at every step
+    (``find_unused_parameters``) also forces a synchronisation per microbatch; a zero costs nothing by comparison and
+    makes one process behave as several do.
+    """
+    layers = [module for module in backbone.modules() if isinstance(getattr(module, "experts", None), nn.ModuleList)]
+    for layer in layers:
+        _touch_unused(layer)
+    return len(layers)
+
+
+def _touch_unused(layer: nn.Module) -> None:
+    experts = list(layer.get_submodule("experts").children())
+    used: set[nn.Module] = set()
+
+    def forget(module: nn.Module, inputs: Any) -> None:
+        used.clear()
+
+    def note(expert: nn.Module, inputs: Any, output: Any) -> None:
+        used.add(expert)
+
+    def touch(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return output
+        idle = [p for expert in experts if expert not in used for p in expert.parameters() if p.requires_grad]
+        if not idle:
+            return output
+        if isinstance(output, tuple):
+            return (_Touch.apply(output[0], *idle), *output[1:])
+        return _Touch.apply(output, *idle)
+
+    layer.register_forward_pre_hook(forget)
+    layer.register_forward_hook(touch)
+    for expert in experts:
+        expert.register_forward_hook(note)
