@@ -45,10 +45,14 @@ class StepAnchor:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What truncation removed: tokens of results that were cut, and whole steps that were left out."""
+    """What truncation removed: tokens cut out of results and of the instruction, and whole steps left out.
+
+    Tokens of outputs too long to be encoded whole are estimated from their characters.
+    """
 
     result_tokens: int = 0
     steps: int = 0
+    instruction_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ class Rendered:
         intent_at: position of the token that has seen instruction and editor context, before any step.
         steps: one anchor per rendered step, in order.
         cursor_at: position of the output token (−1 if left out).
-        handles: text of each handle in use, for reading the tokens back ("<F1>" → path).
+        handles: text of each handle in use, for reading the tokens back ("<F1>" → path, "<F1><L07>" → line number).
     """
 
     input_ids: npt.NDArray[np.int32]
