@@ -1,0 +1,157 @@
+"""The warm pool (floor 2): a few containers kept ready, one leased per session, clean before every lease.
+
+sandbox = open_sandbox("docker", "python", workers=2, limits=Limits(), run_name="demo")
+with sandbox.lease() as lease:
+    result = lease.exec(ExecRequest(argv=("python3", "-c", "print(1)")))
+sandbox.close()
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Literal
+
+from agentft.errors import SandboxError
+from agentft.sandbox.base import Limits
+from agentft.sandbox.container import Container, Engine
+
+PARALLEL_STARTS = 3
+LEASE_TIMEOUT_S = 120.0
+
+
+def open_sandbox(
+    backend: Literal["docker", "local"], image: str = "python", *, workers: int, limits: Limits, run_name: str
+) -> Pool:
+    """Open a pool of ``workers`` containers; they start in the background.
+
+    ``image`` is the name of an image as ``agentft sandbox build`` makes it, or any reference that the Docker engine
+    knows and that has python3; the local backend has one system and ignores it.
+
+    Raises:
+        SandboxError: the engine or the image is missing, with the command to run.
+    """
+    if backend == "docker":
+        from agentft.sandbox.docker import DockerEngine
+
+        return Pool(DockerEngine(image=image, limits=limits, run_name=run_name), workers)
+    from agentft.sandbox.local import LocalEngine
+
+    return Pool(LocalEngine(limits=limits), workers)
+
+
+class Pool:
+    """``workers`` containers of one engine; implements ``base.Sandbox``. Leases may be taken from any thread.
+
+    A container that failed, hit a limit or served many sessions is replaced in the background.
+    """
+
+    def __init__(self, engine: Engine, workers: int) -> None:
+        self._engine = engine
+        self.image_digest, self.limits, self.workers = engine.image_digest, engine.limits, workers
+        self._ready: queue.Queue[Container | SandboxError] = queue.Queue()
+        self._alive: set[Container] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        # These threads start all containers and live as long as the pool: a local sandbox ends with its thread.
+        self._starters = ThreadPoolExecutor(min(PARALLEL_STARTS, workers), thread_name_prefix="sandbox-start")
+        self._at_exit = _close_at_exit(self)
+        for _ in range(workers):
+            self._starters.submit(self._start)
+
+    @contextmanager
+    def lease(self) -> Iterator[Container]:
+        """Hold one clean container.
+
+        Raises:
+            SandboxError: none could be started, none came free in time, or the pool is closed.
+        """
+        container = self._acquire()
+        try:
+            yield container
+        finally:
+            self._give_back(container)
+
+    def close(self) -> None:
+        """End every container, also those that are leased (their calls give ``infra``). Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            alive = list(self._alive)
+        self._ready.put(SandboxError("the sandbox pool is closed"))
+        for container in alive:
+            container.close()
+        self._starters.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            late = list(self._alive)
+            self._alive.clear()
+        for container in late:
+            container.close()
+        self._engine.close()
+        atexit.unregister(self._at_exit)
+
+    def _acquire(self) -> Container:
+        try:
+            found = self._ready.get(timeout=LEASE_TIMEOUT_S)
+        except queue.Empty:
+            raise SandboxError(
+                "no sandbox came free", got=f"waited {LEASE_TIMEOUT_S:.0f} s", hint="raise sandbox.workers"
+            ) from None
+        if isinstance(found, SandboxError):
+            if self._closed:
+                self._ready.put(found)  # for whoever else waits
+            else:
+                self._starters.submit(self._start)
+            raise SandboxError(found.what, got=found.got, hint=found.hint) from found
+        found.uses += 1
+        return found
+
+    def _give_back(self, container: Container) -> None:
+        if not self._closed and container.reusable:
+            container.reset()
+        if not self._closed and container.reusable:
+            self._ready.put(container)
+            return
+        with self._lock:
+            self._alive.discard(container)
+        if self._closed:
+            container.close()
+            return
+        self._starters.submit(self._replace, container)
+
+    def _replace(self, old: Container) -> None:
+        old.close()
+        self._start()
+
+    def _start(self) -> None:
+        if self._closed:
+            return
+        try:
+            container = self._engine.start()
+        except SandboxError as error:
+            self._ready.put(error)
+            return
+        with self._lock:
+            if not self._closed:
+                self._alive.add(container)
+                self._ready.put(container)
+                return
+        container.close()
+
+
+def _close_at_exit(pool: Pool) -> object:
+    """Register a last resort that does not keep the pool alive."""
+    reference = weakref.ref(pool)
+
+    def close() -> None:
+        if (still_there := reference()) is not None:
+            still_there.close()
+
+    atexit.register(close)
+    return close
