@@ -1,0 +1,124 @@
+"""Which split and group a session belongs to (floor 3), and sessions put by on disk so that one group fits in memory.
+
+Both are stable hashes: the same on every machine and in every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from agentft import etai_io
+from agentft.errors import DataError
+from agentft.etai import Session, Split, split_of
+
+GROUPS = 128
+
+
+def group_of(session_id: str) -> int:
+    """Return the group (0…127) of a session: the same on every machine, in every process."""
+    return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()[0] % GROUPS
+
+
+def choose_split(session: Session, holdout: Sequence[str], val_share: float = 0.0) -> Split:
+    """Return the split of a session.
+
+    With a holdout: test holds exactly the sessions of those repositories (a name matches with or without its
+    ``==version``), ``val_share`` of the rest goes to val by a stable hash of the id, everything else to train.
+    Without: 8:1:1 by ``Session.split_key()``.
+    """
+    if not holdout:
+        return split_of(session.split_key())
+    if session.repository is not None and {session.repository, _name(session.repository)} & set(holdout):
+        return "test"
+    draw = int.from_bytes(hashlib.sha256(f"val/{session.session_id}".encode("utf-8", "replace")).digest()[:8], "big")
+    return "val" if draw / 2**64 < val_share else "train"
+
+
+class Buckets:
+    """Sessions on disk, one file of JSON lines per (split, group), so that one group at a time is in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.counts: Counter[tuple[Split, int]] = Counter()
+        folder.mkdir()
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[Callable[[Split, Session], None]]:
+        """Give a function that puts one session away."""
+        with contextlib.ExitStack() as stack:
+            streams: dict[tuple[Split, int], IO[str]] = {}
+
+            def put(split: Split, session: Session) -> None:
+                key = (split, group_of(session.session_id))
+                if key not in streams:
+                    streams[key] = stack.enter_context(self._path(*key).open("a", encoding="ascii"))
+                streams[key].write(record_text(session) + "\n")
+                self.counts[key] += 1
+
+            yield put
+
+    def splits(self) -> set[Split]:
+        """Return the splits that hold at least one session."""
+        return {split for split, _ in self.counts}
+
+    def read(self, split: Split, group: int) -> list[Session]:
+        """Return the sessions of one group, sorted by id."""
+        path = self._path(split, group)
+        if not path.exists():
+            return []
+        with path.open(encoding="ascii") as lines:
+            sessions = [Session.model_validate(json.loads(line)) for line in lines]
+        return sorted(sessions, key=lambda session: session.session_id)
+
+    def split(self, split: Split) -> Iterator[Session]:
+        """Yield the sessions of a split by (group, id)."""
+        for group in range(GROUPS):
+            yield from self.read(split, group)
+
+    def _path(self, split: Split, group: int) -> Path:
+        return self.folder / f"{split}-{group:03d}.jsonl"
+
+
+def fill(
+    buckets: Buckets, files: Sequence[str | Path], holdout: Sequence[str], val_share: float
+) -> tuple[int, list[tuple[str, str]]]:
+    """Put every session into its bucket; return the unreadable lines, and (id, reason) of ids used before."""
+    seen: dict[str, str] = {}
+    repositories: set[str] = set()
+    unreadable, rejected = 0, []
+    with buckets.filling() as put:
+        for file in files:
+            reader = etai_io.read(file)
+            for session in reader:
+                if session.session_id in seen:
+                    rejected.append(
+                        (session.session_id, f"{file}: the id was used before, in {seen[session.session_id]}")
+                    )
+                    continue
+                seen[session.session_id] = str(file)
+                if session.repository is not None:
+                    repositories |= {session.repository, _name(session.repository)}
+                put(choose_split(session, holdout, val_share), session)
+            unreadable += reader.report.rejected
+    unknown = sorted(set(holdout) - repositories)
+    if unknown:
+        known = ", ".join(sorted(repositories)) or "none: no session names its repository"
+        raise DataError("no session of this repository", where="--holdout", got=", ".join(unknown), expected=known)
+    if not seen:
+        raise DataError("no sessions", where=", ".join(map(str, files)), got=f"{unreadable} unreadable lines")
+    return unreadable, rejected
+
+
+def record_text(session: Session) -> str:
+    """Return the session as one line of ASCII JSON; ``Session.model_validate(json.loads(text))`` gives it back."""
+    return json.dumps(session.model_dump(), ensure_ascii=True)
+
+
+def _name(repository: str) -> str:
+    return repository.partition("==")[0]

@@ -1,0 +1,360 @@
+"""Reads shards as batches (floor 3): local or streamed, in an order that resume and the number of ranks cannot change.
+
+    meta = open_shards(config.data)                      # once a process, before any loader
+    spec = build_loader(config.data, "train", meta, shuffle=True, seed=17)   # a composer DataSpec
+    spec.dataloader.upcoming(4)                          # samples of the next four batches, nothing is consumed
+
+In a job of several processes torch.distributed must be initialised first (``composer.utils.dist.initialize_dist``).
+
+Training draws ``N // batch_size`` whole global batches an epoch (which rows rest changes by epoch). Evaluation reads
+every row in order and ends with a smaller batch; with several ranks it repeats fewer than ``ranks`` rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from composer.core import DataSpec
+from composer.utils import dist
+from streaming import Stream, StreamingDataLoader, StreamingDataset
+from streaming.base.batching import generate_work
+from streaming.base.world import World
+
+from agentft.config.schema import DataConfig
+from agentft.data.batch import collate, num_samples, num_tokens, split
+from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, load_meta, parse_meta
+from agentft.data.shared_memory import clean_stale, one_job_at_a_time
+from agentft.data.storage import Digest, LocalStore, Store, open_store
+from agentft.errors import AgentFTError, ConfigError, DataError
+from agentft.etai import Split
+
+log = logging.getLogger(__name__)
+HASH = "xxh64"
+_DOWNLOAD_TIMEOUT_S, _DOWNLOAD_RETRIES = 60, 2
+
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upcoming:
+    """A batch of this rank that has not been drawn yet: ``batch`` counts from 0 in ``epoch``."""
+
+    epoch: int
+    batch: int
+    samples: list[Sample]
+
+
+def open_shards(data: DataConfig) -> ShardMeta:
+    """Make the shards ready to be read, once a process before any loader; return what they are.
+
+    With ``data.remote``: credentials, bucket and publication are checked (in seconds), and ``meta.json`` and the
+    tokenizer are copied beside the local copy. Shared memory that a killed job left for these folders is removed.
+
+    Raises:
+        StorageError: The store cannot be reached or refuses.
+        DataError: No shards, unfinished upload, or a local copy of other shards.
+    """
+    folder = Path(data.shards)
+    if dist.get_local_rank() == 0:
+        if data.remote is not None:
+            _copy_side_files(check_remote(data.remote), folder)
+        clean_stale([str(folder.absolute() / split) for split in SPLITS])
+    if dist.get_world_size() > 1:
+        dist.barrier()
+    return load_meta(folder)
+
+
+def check_remote(uri: str) -> Store:
+    """Return the store of a finished publication, or say in seconds why it cannot be streamed.
+
+    Streaming itself answers some refusals by retrying without credentials, over and over: so this comes first.
+    """
+    store = open_store(uri)
+    store.check()
+    raw = store.read(META_NAME)
+    if raw is None:
+        raise DataError("no shards here", where=uri, hint="publish them: `agentft shards upload FOLDER " + uri + "`")
+    meta = parse_meta(raw, where=f"{uri}/{META_NAME}")
+    for name, part in meta.splits.items():
+        index = store.read(f"{name}/{INDEX_NAME}")
+        if index is None or Digest.of_bytes(index).sha256 != part.index_sha256:
+            got = "no index" if index is None else "an index of other shards"
+            hint = "repeat `agentft shards upload`: it goes on where it stopped"
+            raise DataError(f"split {name!r} is not published completely", where=uri, got=got, hint=hint)
+    return store
+
+
+def build_loader(
+    data: DataConfig, split_name: Split, meta: ShardMeta, *, shuffle: bool, seed: int, train: bool = True
+) -> DataSpec:
+    """Return the composer ``DataSpec`` of one split for this rank; call ``open_shards`` first.
+
+    Args:
+        data: Where the shards are; ``batch_size`` is the global batch.
+        split_name: Which split.
+        meta: What ``open_shards`` returned.
+        shuffle: New order every epoch (of ``seed`` and the epoch's number) or the order of the shards.
+        seed: Of the order.
+        train: Whole global batches only; False reads every row.
+
+    Raises:
+        ConfigError: Ranks, nodes and batch size do not divide.
+        DataError: The split is empty, smaller than a batch, or its local copy is in use by another job.
+    """
+    device_batch = _device_batch(data)
+    total = _check_size(data, split_name, meta, train=train)
+    stream = SessionStream(
+        remote=data.remote,
+        local=data.shards,
+        split=split_name,
+        validate_hash=HASH,
+        download_retry=_DOWNLOAD_RETRIES,
+        download_timeout=_DOWNLOAD_TIMEOUT_S,
+    )
+    with one_job_at_a_time(), _start_errors(data):
+        dataset = SessionDataset(
+            streams=[stream],
+            epoch_size=total,
+            batch_size=device_batch,
+            num_canonical_nodes=data.num_canonical_nodes,
+            shuffle=shuffle,
+            shuffle_seed=seed,
+            shuffle_block_size=max(4_000_000 // data.num_canonical_nodes, 1 << 18),
+        )
+    loader = SessionLoader(
+        dataset, batch_size=device_batch, num_workers=data.num_workers, collate_fn=collate, drop_last=train
+    )
+    return DataSpec(
+        loader,
+        num_samples=total,
+        split_batch=split,
+        get_num_samples_in_batch=num_samples,
+        get_num_tokens_in_batch=num_tokens,
+    )
+
+
+class SessionStream(Stream):
+    """A stream whose shards are unpacked under a name of this process: two jobs may share a local folder."""
+
+    def _decompress_shard_part(self, zip_info: Any, zip_filename: str, raw_filename: str, compression: Any) -> None:
+        from streaming.base.compression import decompress
+        from streaming.base.hashing import get_hash
+
+        packed = Path(zip_filename).read_bytes()
+        if get_hash(HASH, packed) != zip_info.hashes.get(HASH):
+            hint = "fetch or write this shard again; `agentft shards verify` names every damaged one"
+            raise DataError("shard is damaged: its checksum is not the one of its index", where=zip_filename, hint=hint)
+        LocalStore(Path(raw_filename).parent).put(Path(raw_filename).name, decompress(compression, packed))
+        if not self.safe_keep_zip:
+            Path(zip_filename).unlink(missing_ok=True)
+
+
+class SessionDataset(StreamingDataset):
+    """Decoded samples (docs/design.md, "Shards") in Streaming's order.
+
+    Over its base: ends with the cause when a background download failed (the base just ends the epoch early), keeps
+    numpy arrays writable, and knows, when Composer saves a checkpoint between two epochs, that the next one is due.
+    """
+
+    epoch_consumed = False  # set by the loader: every batch of the current epoch has been drawn
+    _cause: BaseException | None = None
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Sample:
+        """Return one decoded sample by its number in the split."""
+        sample = dict(super().get_item(int(sample_id), retry))
+        for key in ("input_ids", "loss_mask", "position_ids"):
+            sample[key] = np.array(sample[key])
+        return sample
+
+    def on_exception(self, future: Future[Any]) -> None:
+        """Keep the cause of a failed background thread, and tell the other threads to stop."""
+        cause = future.exception()
+        if cause is not None:
+            self._cause = cause
+            self._event.set()
+
+    def __iter__(self) -> Iterator[Sample]:
+        try:
+            yield from super().__iter__()
+        except (RuntimeError, ValueError) as error:
+            raise self._failure(error) from error
+        if hasattr(self, "_event") and self._event.is_set():
+            raise self._failure(None) from self._cause
+
+    def position(self) -> tuple[int, int]:
+        """Return (epoch, samples of it already consumed over all ranks) at which the next iteration starts."""
+        epoch, samples = self._resume(self._parallel_rank_world, self.next_epoch)
+        return int(epoch), int(samples)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return [batches, device batch] sample numbers of this rank in ``epoch``, −1 where a batch is not full."""
+        rank_world = self._parallel_rank_world
+        world = World(rank_world.num_nodes, rank_world.ranks_per_node, 1, rank_world.rank)
+        work = generate_work(self.batching_method, self, world, epoch, 0)
+        ids: npt.NDArray[np.int64] = work[world.node, world.rank_of_node, 0]
+        return ids
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Return the place in the order; between two epochs (0 samples, all consumed) it is the next epoch's start."""
+        state = super().state_dict(num_samples, from_beginning)
+        if from_beginning and num_samples == 0 and self.epoch_consumed:
+            state["epoch"] += 1
+        return state
+
+    def _failure(self, error: BaseException | None) -> AgentFTError:
+        cause = self._cause or error
+        if isinstance(cause, AgentFTError):
+            return cause
+        stream = self.streams[0]
+        hint = "check the store and the disk; `agentft doctor` looks at both"
+        return DataError(
+            "a shard cannot be read",
+            where=str(stream.remote or stream.local),
+            got=f"{type(cause).__name__}: {cause}",
+            hint=hint,
+        )
+
+
+class SessionLoader(StreamingDataLoader):
+    """Batches of this rank, and a look ahead that consumes nothing."""
+
+    dataset: SessionDataset
+
+    def __init__(self, dataset: SessionDataset, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self._place: tuple[int, int] | None = None  # (epoch, batches of it drawn), None before the first iteration
+        self._orders: dict[int, npt.NDArray[np.int64]] = {}
+        self._samples: dict[tuple[int, int], list[Sample]] = {}
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        epoch, drawn = self._start()
+        self.dataset.epoch_consumed = False
+        self._place = (epoch, drawn)
+        for batch in super().__iter__():
+            drawn += 1
+            self._place = (epoch, drawn)
+            self.dataset.epoch_consumed = drawn >= len(self)
+            yield batch
+        self.dataset.epoch_consumed = True
+
+    def upcoming(self, count: int) -> list[Upcoming]:
+        """Return the next ``count`` batches after the one drawn last, across the ends of epochs.
+
+        Samples are read from the shards (and downloaded where needed), kept until their batch has passed. It does not
+        know when training ends: batches beyond the last one are given all the same.
+        """
+        epoch, batch = self._place or self._start()
+        result: list[Upcoming] = []
+        while len(result) < count:
+            ids = self._order(epoch)
+            if batch >= len(self):
+                epoch, batch = epoch + 1, 0
+                continue
+            key = (epoch, batch)
+            if key not in self._samples:
+                self._samples[key] = [self.dataset[int(i)] for i in ids[batch] if i >= 0]
+            result.append(Upcoming(epoch=epoch, batch=batch, samples=self._samples[key]))
+            batch += 1
+        self._forget()
+        return result
+
+    def _start(self) -> tuple[int, int]:
+        epoch, samples = self.dataset.position()
+        ranks = self.dataset._parallel_rank_world.num_ranks
+        assert self.batch_size is not None
+        return epoch, samples // (self.batch_size * ranks)
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        if epoch not in self._orders:
+            self._orders[epoch] = self.dataset.order(epoch)
+        return self._orders[epoch]
+
+    def _forget(self) -> None:
+        now = self._place or self._start()
+        self._samples = {key: samples for key, samples in self._samples.items() if key >= now}
+        self._orders = {epoch: order for epoch, order in self._orders.items() if epoch >= now[0]}
+
+
+def _device_batch(data: DataConfig) -> int:
+    ranks, nodes = dist.get_world_size(), dist.get_world_size() // dist.get_local_world_size()
+    if data.batch_size % ranks:
+        raise ConfigError(
+            "the global batch cannot be shared out evenly",
+            where="data.batch_size",
+            got=data.batch_size,
+            expected=f"a multiple of {ranks} (processes)",
+        )
+    if data.num_canonical_nodes % nodes and nodes % data.num_canonical_nodes:
+        raise ConfigError(
+            "canonical and real nodes do not divide",
+            where="data.num_canonical_nodes",
+            got=data.num_canonical_nodes,
+            expected=f"a multiple or a divisor of {nodes} (nodes)",
+        )
+    return data.batch_size // ranks
+
+
+def _check_size(data: DataConfig, split_name: Split, meta: ShardMeta, *, train: bool) -> int:
+    """Return the rows of an epoch: all of them, or for training the largest multiple of the global batch."""
+    rows = meta.sessions(split_name)
+    if rows == 0:
+        raise DataError(
+            f"the split {split_name!r} is empty",
+            where=data.shards,
+            expected="one of " + ", ".join(f"{name} ({part.sessions} sessions)" for name, part in meta.splits.items()),
+            hint="set data.train_split or data.eval_split, or write the shards with another --holdout",
+        )
+    if train and rows < data.batch_size:
+        raise DataError(
+            f"the split {split_name!r} is smaller than one global batch",
+            where="data.batch_size",
+            got=f"batch of {data.batch_size}, {rows} sessions",
+            hint=f"set data.batch_size to at most {rows}",
+        )
+    return rows // data.batch_size * data.batch_size if train else rows
+
+
+def _copy_side_files(store: Store, folder: Path) -> None:
+    """Copy ``meta.json`` and the tokenizer of a publication to the local copy, unless they are there already."""
+    raw = store.read(META_NAME)
+    assert raw is not None, "check_remote has read it"
+    local = LocalStore(folder)
+    mine = local.read(META_NAME)
+    if mine is not None and mine != raw:
+        raise DataError(
+            "the local copy belongs to other shards",
+            where=str(folder),
+            got=f"{META_NAME} differs from the one in {store.uri}",
+            hint=f"remove {folder} or set data.shards to another folder",
+        )
+    for key in [*store.keys(f"{TOKENIZER_NAME}/"), META_NAME]:
+        content = raw if key == META_NAME else store.read(key)
+        if content is not None and local.read(key) != content:
+            local.put(key, content)
+
+
+@contextmanager
+def _start_errors(data: DataConfig) -> Iterator[None]:
+    """Say plainly what Streaming says in its own terms when a dataset cannot be opened."""
+    try:
+        yield
+    except ValueError as error:
+        if "Reused local directory" not in str(error):
+            raise
+        raise DataError(
+            "another job that is alive streams into the same folder",
+            where=data.shards,
+            hint="give this run its own data.shards folder, or wait for the other job",
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            "cannot open the shards", where=data.remote or data.shards, got=f"{type(error).__name__}: {error}"
+        ) from error

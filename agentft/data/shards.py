@@ -1,0 +1,315 @@
+"""Sessions become MDS shards (floor 3): split, order, render, write, verify. Contract: docs/design.md, "Shards".
+
+    report = write_shards(["sessions.jsonl"], "shards", text=TextConfig(), positions=FeedbackPositionsConfig())
+    verify_shards("shards")
+
+Two passes with bounded memory: sessions are first put into 128 groups by a stable hash of their id (on disk, beside the
+output), then each group is sorted by id, rendered and written. The output folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agentft.config.schema import FeedbackPositionsConfig, TextConfig
+from agentft.data.grouping import GROUPS, Buckets, fill, group_of, record_text
+from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
+from agentft.data.progress import track
+from agentft.data.storage import disk_errors
+from agentft.errors import AgentFTError, DataError
+from agentft.etai import SCHEMA_VERSION, Session, Split
+from agentft.text.render import TEMPLATE_VERSION, Renderer, session_texts
+from agentft.text.rendered import Rendered
+from agentft.text.vocab import (
+    Vocab,
+    add_special_tokens,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from agentft.tools.builtin import BUILTIN_TOOLS
+
+if TYPE_CHECKING:
+    from streaming import MDSWriter
+    from transformers import PreTrainedTokenizerBase
+
+COLUMNS: dict[str, str] = {
+    "session_id": "str",
+    "group": "int",
+    "input_ids": "ndarray:int32",
+    "loss_mask": "ndarray:uint8",
+    "position_ids": "ndarray:int32",
+    "anchors": "json",
+    "record": "str",
+}
+SIZE_LIMIT_BYTES = 32 << 20
+COMPRESSION = "zstd:7"
+HASHES = ("sha1", "xxh64")
+REJECTED_NAME = "rejected.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardReport:
+    """What was written: the folder, its meta.json, and the sessions that could not be used, with the reason."""
+
+    folder: Path
+    meta: ShardMeta
+    rejected: tuple[tuple[str, str], ...]
+    unreadable: int
+    size_bytes: int
+
+
+def write_shards(
+    sessions: Sequence[str | Path],
+    output: str | Path,
+    *,
+    text: TextConfig,
+    positions: FeedbackPositionsConfig,
+    tokenizer: str = "train",
+    vocab_size: int = 4096,
+    holdout: Sequence[str] = (),
+    val_share: float = 0.0,
+    progress: bool = False,
+) -> ShardReport:
+    """Render the sessions of these files and write ``output/{train,val,test}``, ``tokenizer/`` and ``meta.json``.
+
+    Args:
+        sessions: Files of ETAI records (.jsonl, .gz, .zst).
+        output: Folder to write; earlier shards there are replaced at the end, anything else is refused.
+        text: How a session becomes tokens.
+        positions: Positions of result tokens.
+        tokenizer: A folder or hub name, or ``train``: a small BPE learnt from the training split alone.
+        vocab_size: Size of a trained tokenizer.
+        holdout: Repositories that go to the test split whole.
+        val_share: With a holdout, the share of the other sessions that goes to val.
+        progress: Show a progress bar on standard error.
+
+    Raises:
+        DataError: No usable session, an unknown holdout, a full disk, or an output folder that is no shard folder.
+    """
+    target = Path(os.path.realpath(output))
+    _refuse_foreign(target)
+    _remove_partials(target)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        with disk_errors(partial / META_NAME):
+            partial.mkdir(parents=True)
+            buckets = Buckets(partial / "buckets")
+            unreadable, rejected = fill(buckets, sessions, holdout, val_share)
+            made_by = _tokenizer(tokenizer, vocab_size, buckets, text)
+            save_tokenizer(made_by, partial / TOKENIZER_NAME)
+            renderer = Renderer(Vocab.of(made_by), text, positions, BUILTIN_TOOLS)
+            splits, dropped = _write_splits(partial, buckets, renderer, rejected, progress)
+            meta = _meta(text, positions, made_by, holdout, splits, dropped, len(rejected))
+            shutil.rmtree(buckets.folder)
+            _write_side_files(partial, meta, rejected)
+            size = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+            _publish(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return ShardReport(folder=target, meta=meta, rejected=tuple(rejected), unreadable=unreadable, size_bytes=size)
+
+
+def _write_splits(
+    partial: Path, buckets: Buckets, renderer: Renderer, rejected: list[tuple[str, str]], progress: bool
+) -> tuple[dict[Split, SplitMeta], Counter[str]]:
+    """Write every split that has sessions; append what cannot be rendered to ``rejected``."""
+    splits: dict[Split, SplitMeta] = {}
+    dropped: Counter[str] = Counter()
+    with track("render and write", buckets.counts.total(), enabled=progress) as advance:
+        for split in SPLITS:
+            if split in buckets.splits():
+                written = _write_split(partial / split, buckets, split, renderer, dropped, rejected, advance)
+                if written is not None:
+                    splits[split] = written
+    if not splits:
+        raise DataError("no session could be rendered", got=rejected[0][1] if rejected else None)
+    return splits, dropped
+
+
+def _meta(
+    text: TextConfig,
+    positions: FeedbackPositionsConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    holdout: Sequence[str],
+    splits: dict[Split, SplitMeta],
+    dropped: Counter[str],
+    rejected: int,
+) -> ShardMeta:
+    return ShardMeta(
+        schema_version=SCHEMA_VERSION,
+        template=text.template,
+        template_version=TEMPLATE_VERSION,
+        text=asdict(text),
+        positions=asdict(positions),
+        tokenizer_sha256=tokenizer_fingerprint(tokenizer),
+        vocab_size=len(tokenizer),
+        tools=[tool.name for tool in BUILTIN_TOOLS],
+        groups=GROUPS,
+        holdout=sorted(holdout),
+        splits=splits,
+        dropped_result_tokens=dropped["result_tokens"],
+        dropped_steps=dropped["steps"],
+        dropped_instruction_tokens=dropped["instruction_tokens"],
+        rejected=rejected,
+    )
+
+
+def _write_side_files(partial: Path, meta: ShardMeta, rejected: Sequence[tuple[str, str]]) -> None:
+    if rejected:
+        lines = (json.dumps({"session_id": name, "reason": reason}) + "\n" for name, reason in rejected)
+        (partial / REJECTED_NAME).write_text("".join(lines))
+    (partial / META_NAME).write_text(meta.model_dump_json(indent=2) + "\n")
+
+
+def _tokenizer(name: str, vocab_size: int, buckets: Buckets, text: TextConfig) -> PreTrainedTokenizerBase:
+    if name != "train":
+        tokenizer = load_tokenizer(name)
+        add_special_tokens(tokenizer)
+        return tokenizer
+    split: Split = next(split for split in SPLITS if split in buckets.splits())
+    return train_tokenizer(session_texts(buckets.split(split), text), vocab_size)
+
+
+@dataclass
+class _Counts:
+    sessions: int = 0
+    steps: int = 0
+    trained: int = 0
+    context: int = 0
+    longest: int = 0
+    repositories: Counter[str] = field(default_factory=Counter)
+
+    def add(self, session: Session, rendered: Rendered) -> None:
+        trained = int(rendered.loss_mask.sum())
+        self.sessions += 1
+        self.steps += len(rendered.steps)
+        self.trained += trained
+        self.context += len(rendered.input_ids) - trained
+        self.longest = max(self.longest, len(rendered.input_ids))
+        self.repositories[session.repository or ""] += 1
+
+
+def _write_split(
+    folder: Path,
+    buckets: Buckets,
+    split: Split,
+    renderer: Renderer,
+    dropped: Counter[str],
+    rejected: list[tuple[str, str]],
+    advance: Any,
+) -> SplitMeta | None:
+    """Render and write one split; None when nothing of it could be rendered."""
+    counts = _Counts()
+    with _mds_writer(folder) as writer:
+        for session in buckets.split(split):
+            try:
+                rendered = renderer.render(session)
+            except AgentFTError as error:
+                rejected.append((session.session_id, str(error)))
+            else:
+                writer.write(sample_of(session, rendered))
+                counts.add(session, rendered)
+                dropped.update(asdict(rendered.dropped))
+            advance()
+    if not counts.sessions:
+        shutil.rmtree(folder)
+        return None
+    index = (folder / INDEX_NAME).read_bytes()
+    return SplitMeta(
+        sessions=counts.sessions,
+        steps=counts.steps,
+        trained_tokens=counts.trained,
+        context_tokens=counts.context,
+        longest_tokens=counts.longest,
+        shards=len(json.loads(index)["shards"]),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+        repositories=dict(sorted(counts.repositories.items())),
+    )
+
+
+@contextlib.contextmanager
+def _mds_writer(folder: Path) -> Iterator[MDSWriter]:
+    from streaming import MDSWriter
+
+    writer = MDSWriter(
+        columns=COLUMNS, out=str(folder), compression=COMPRESSION, hashes=list(HASHES), size_limit=SIZE_LIMIT_BYTES
+    )
+    try:
+        yield writer
+    except BaseException:
+        writer.cancel_future_jobs()  # no index: what is there is not a split
+        raise
+    writer.finish()
+
+
+def sample_of(session: Session, rendered: Rendered) -> dict[str, Any]:
+    """Return the row of a session: the columns of ``COLUMNS``, with the exact types that MDS insists on.
+
+    Raises:
+        DataError: The session renders to nothing (MDS cannot hold an empty array).
+    """
+    if not len(rendered.input_ids):
+        raise DataError("the session renders to no tokens", where=session.session_id)
+    steps = [asdict(step) for step in rendered.steps]
+    for step in steps:
+        step["outcome"] = None if math.isnan(step["outcome"]) else float(step["outcome"])
+    context = session.ide_context
+    anchors = {
+        "intent_at": int(rendered.intent_at),
+        "intents": session.intents,
+        "cursor_at": int(rendered.cursor_at),
+        "cursor_target": session.cursor_target.model_dump() if session.cursor_target else None,
+        "viewport": context.viewport.model_dump() if context.viewport else None,
+        "steps": steps,
+    }
+    return {
+        "session_id": session.session_id.encode("utf-8", "backslashreplace").decode(),
+        "group": int(group_of(session.session_id)),
+        "input_ids": np.asarray(rendered.input_ids, dtype=np.int32),
+        "loss_mask": np.asarray(rendered.loss_mask, dtype=np.uint8),
+        "position_ids": np.asarray(rendered.position_ids, dtype=np.int32),
+        "anchors": anchors,
+        "record": record_text(session),
+    }
+
+
+def _refuse_foreign(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise DataError("the output is a file", where=str(target), expected="a folder to write")
+    if target.is_dir() and any(target.iterdir()) and not (target / META_NAME).exists():
+        raise DataError(
+            "the output folder holds something else",
+            where=str(target),
+            expected="a new or empty folder, or earlier shards",
+        )
+
+
+def _remove_partials(target: Path) -> None:
+    """Remove what killed writers of this folder left behind."""
+    for path in target.parent.glob(f".{target.name}.partial-*"):
+        pid = path.name.rpartition("-")[2]
+        if not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Put the finished folder in place; earlier shards go only after it is there."""
+    old = partial.with_name(f"{partial.name}.old")
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

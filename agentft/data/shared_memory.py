@@ -1,0 +1,109 @@
+"""Shared memory of Streaming (floor 3): start one job at a time, and remove what a killed job left behind.
+
+Streaming numbers its segments per dataset (``000007_locals``, ``000007_barrier``…) in ``/dev/shm`` and its lock files
+in the temporary folder, machine-wide for all jobs. A job killed with SIGKILL leaves them; the next job that streams
+into the same folder is then refused. Streaming's own ``clean_stale_shared_memory`` unlinks every job's segments, also
+those of living ones. Here a segment goes only if
+
+- it names one of the folders that this job is about to read (or its owner's folder list is gone), and
+- no living process maps it, and it belongs to this user.
+
+Call it at start-up only, never between two loaders of one job. On systems without ``/dev/shm`` and ``/proc`` it does
+nothing. A job in another PID namespace that shares ``/dev/shm`` cannot be seen: give such jobs their own folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+_SEGMENT = re.compile(
+    r"(\d{6})_(locals|barrier|next_epoch|cache_usage|shard_states|shard_access_times|resume|epoch_shape|epoch_data)"
+)
+_LOCK = re.compile(r"(\d{6})_(barrier_filelock|cache_filelock)")
+
+
+@contextmanager
+def one_job_at_a_time() -> Iterator[None]:
+    """Hold a machine-wide lock while all ranks of a job open a dataset: two jobs must not claim the same number."""
+    from composer.utils import dist
+
+    lock = FileLock(Path(tempfile.gettempdir()) / f"agentft-streaming-{os.getuid()}.lock")
+    several = dist.get_world_size() > 1
+    if dist.get_local_rank() == 0:
+        lock.acquire()
+    try:
+        if several:
+            dist.barrier()
+        yield
+        if several:
+            dist.barrier()
+    finally:
+        if lock.is_locked:
+            lock.release()
+
+
+def clean_stale(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> list[str]:
+    """Remove segments and locks that dead jobs left for ``folders`` (absolute paths); return their names."""
+    if not shm.is_dir() or not Path("/proc").is_dir():
+        return []
+    segments = [path for path in shm.iterdir() if _SEGMENT.fullmatch(path.name) and path.stat().st_uid == os.getuid()]
+    if not segments:
+        return _remove_locks(set(), shm)
+    mapped = _mapped_names()
+    numbers = {path.name[:6] for path in segments}
+    stale = {
+        number
+        for number in numbers
+        if not any(path.name in mapped for path in segments if path.name.startswith(number))
+        and _belongs(shm / f"{number}_locals", folders)
+    }
+    removed = []
+    for path in segments:
+        if path.name[:6] in stale:
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return sorted(removed) + _remove_locks(stale, shm)
+
+
+def _belongs(locals_segment: Path, folders: Sequence[str]) -> bool:
+    """Whether the folder list in ``NNNNNN_locals`` names one of ``folders``; true too when the list is gone."""
+    try:
+        content = locals_segment.read_bytes()
+    except FileNotFoundError:
+        return True
+    (size,) = struct.unpack("<i", content[:4])
+    names = content[4:size].decode("utf-8", "replace").split("\0")[:-1]
+    return not names or any(name in folders for name in names)
+
+
+def _remove_locks(stale: set[str], shm: Path) -> list[str]:
+    """Remove lock files of ``stale`` numbers, and those whose number has no segment at all."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).iterdir():
+        match = _LOCK.fullmatch(path.name)
+        if match is None or path.stat().st_uid != os.getuid():
+            continue
+        if match[1] in stale or not (shm / f"{match[1]}_locals").exists():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return sorted(removed)
+
+
+def _mapped_names() -> set[str]:
+    """Return the names of all Streaming segments that a living process maps."""
+    names: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text(errors="replace")
+        except (OSError, PermissionError):  # the process ended, or is another user's, whose segments are not ours
+            continue
+        names.update(re.findall(r"/dev/shm/(\d{6}_\w+)", text))
+    return names

@@ -1,0 +1,187 @@
+"""Checks a folder of shards against its own index and meta.json (floor 3): ``verify_shards("shards")``.
+
+Every file's size and checksums, every sample's columns, every count. The first thing that is wrong is one DataError
+that names the shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentft.data.grouping import GROUPS, group_of
+from agentft.data.meta import INDEX_NAME, META_NAME, TOKENIZER_NAME, ShardMeta, SplitMeta, load_meta
+from agentft.data.progress import track
+from agentft.data.shards import COLUMNS
+from agentft.data.storage import Digest
+from agentft.errors import DataError
+from agentft.etai import Split
+
+_AGAIN = "write or fetch the shards again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What was checked. ``samples`` is 0 when only files were."""
+
+    meta: ShardMeta
+    shards: int
+    samples: int
+    size_bytes: int
+
+
+def verify_shards(folder: str | Path, *, decode: bool = True, progress: bool = False) -> VerifyReport:
+    """Check every shard of every split; with ``decode`` every sample as well, and the tokenizer.
+
+    Raises:
+        DataError: Names the shard, what it has and what its index or meta.json says.
+    """
+    root = Path(folder)
+    meta = load_meta(root)
+    shards = samples = size = 0
+    total = sum(part.shards for part in meta.splits.values())
+    with track("verify", total, enabled=progress) as advance:
+        for split, part in meta.splits.items():
+            found = 0
+            for info in read_index(root, split, part):
+                size += _check_file(root / split, info)
+                found += _check_samples(root / split, info, meta) if decode else info["samples"]
+                shards += 1
+                advance()
+            if found != part.sessions:
+                raise DataError(
+                    f"split {split!r} does not hold what {META_NAME} says",
+                    where=str(root / split),
+                    got=f"{found} samples",
+                    expected=f"{part.sessions}",
+                    hint=_AGAIN,
+                )
+            samples += found
+    if decode:
+        _check_tokenizer(root, meta)
+    return VerifyReport(meta=meta, shards=shards, samples=samples if decode else 0, size_bytes=size)
+
+
+def read_index(root: Path, split: Split, part: SplitMeta) -> list[dict[str, Any]]:
+    """Return the shard entries of a split's index, after checking that it is the index that meta.json means."""
+    path = root / split / INDEX_NAME
+    if not path.is_file():
+        raise DataError("the split has no index: it was not finished", where=str(path), hint=_AGAIN)
+    raw = path.read_bytes()
+    if Digest.of_bytes(raw).sha256 != part.index_sha256:
+        raise DataError(f"the index is not the one that {META_NAME} means", where=str(path), hint=_AGAIN)
+    entries: list[dict[str, Any]] = json.loads(raw)["shards"]
+    return entries
+
+
+def published_files(root: Path, meta: ShardMeta) -> Iterator[str]:
+    """Yield the keys of everything that belongs to the shards, in the order of publication: indexes come last."""
+    for split, part in meta.splits.items():
+        for info in read_index(root, split, part):
+            yield f"{split}/{(info['zip_data'] or info['raw_data'])['basename']}"
+    for path in sorted((root / TOKENIZER_NAME).rglob("*")):
+        if path.is_file():
+            yield path.relative_to(root).as_posix()
+    yield META_NAME
+    for split in meta.splits:
+        yield f"{split}/{INDEX_NAME}"
+
+
+def _check_file(folder: Path, info: dict[str, Any]) -> int:
+    """Compare size and checksums of the file that is there (packed, else unpacked); return its size."""
+    from streaming.base.hashing import get_hash
+
+    entries = [
+        entry for entry in (info["zip_data"], info["raw_data"]) if entry and (folder / entry["basename"]).is_file()
+    ]
+    if not entries:
+        raise DataError("a shard is missing", where=str(folder / info["raw_data"]["basename"]), hint=_AGAIN)
+    path = folder / entries[0]["basename"]
+    data = path.read_bytes()
+    if len(data) != entries[0]["bytes"]:
+        raise DataError(
+            "a shard has the wrong size",
+            where=str(path),
+            got=f"{len(data)} bytes",
+            expected=f"{entries[0]['bytes']}",
+            hint=_AGAIN,
+        )
+    for name, value in entries[0]["hashes"].items():
+        if get_hash(name, data) != value:
+            raise DataError(f"a shard is damaged: its {name} differs", where=str(path), hint=_AGAIN)
+    return len(data)
+
+
+def _check_samples(folder: Path, info: dict[str, Any], meta: ShardMeta) -> int:
+    """Decode every sample of one shard and check that its columns belong together; return their number."""
+    from streaming.base.compression import decompress
+    from streaming.base.format.mds.encodings import mds_decode
+
+    raw_path = folder / info["raw_data"]["basename"]
+    path = folder / info["zip_data"]["basename"] if info["zip_data"] else raw_path
+    data = decompress(info["compression"], path.read_bytes()) if path.is_file() else raw_path.read_bytes()
+    if dict(zip(info["column_names"], info["column_encodings"], strict=True)) != COLUMNS:
+        raise DataError("a shard has other columns", where=str(path), got=info["column_names"], expected=str(COLUMNS))
+    count = int(np.frombuffer(data[:4], np.uint32)[0])
+    if count != info["samples"]:
+        raise DataError("a shard has another number of samples", where=str(path), got=count, expected=info["samples"])
+    offsets = np.frombuffer(data[4 : 8 + 4 * count], np.uint32)
+    for number in range(count):
+        try:
+            sample = _decode(data[offsets[number] : offsets[number + 1]], info, mds_decode)
+            _check_sample(sample, meta)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise DataError(
+                "a sample cannot be used", where=f"{path}, sample {number}", got=got, hint=_AGAIN
+            ) from error
+    return count
+
+
+def _decode(data: bytes, info: dict[str, Any], mds_decode: Any) -> dict[str, Any]:
+    """Return one sample's columns: variable-size lengths first, then the values (the MDS layout)."""
+    variable = sum(1 for size in info["column_sizes"] if size is None)
+    lengths = iter(np.frombuffer(data[: 4 * variable], np.uint32).tolist())
+    at, sample = 4 * variable, {}
+    for name, encoding, fixed in zip(info["column_names"], info["column_encodings"], info["column_sizes"], strict=True):
+        size = fixed or next(lengths)
+        sample[name] = mds_decode(encoding, data[at : at + size])
+        at += size
+    return sample
+
+
+def _check_sample(sample: dict[str, Any], meta: ShardMeta) -> None:
+    """Raise ValueError unless the columns of a sample agree with each other and with meta.json."""
+    ids, count = sample["input_ids"], len(sample["input_ids"])
+    if not (len(sample["loss_mask"]) == len(sample["position_ids"]) == count):
+        raise ValueError("input_ids, loss_mask and position_ids differ in length")
+    if ids.min() < 0 or ids.max() >= meta.vocab_size:
+        raise ValueError(f"a token id is outside of the vocabulary of {meta.vocab_size}")
+    anchors = sample["anchors"]
+    places = [anchors["intent_at"], anchors["cursor_at"]]
+    places += [step[key] for step in anchors["steps"] for key in ("tool_at", "result_at")]
+    if any(place >= count for place in places):
+        raise ValueError("an anchor is outside of the sequence")
+    if json.loads(sample["record"])["session_id"].encode("utf-8", "backslashreplace").decode() != sample["session_id"]:
+        raise ValueError("the record has another session_id")
+    if not 0 <= sample["group"] < GROUPS or sample["group"] != group_of(json.loads(sample["record"])["session_id"]):
+        raise ValueError("the group does not fit the session_id")
+
+
+def _check_tokenizer(root: Path, meta: ShardMeta) -> None:
+    from agentft.text.vocab import load_tokenizer, tokenizer_fingerprint
+
+    found = tokenizer_fingerprint(load_tokenizer(root / TOKENIZER_NAME))
+    if found != meta.tokenizer_sha256:
+        raise DataError(
+            "the tokenizer is not the one that made these shards",
+            where=str(root / TOKENIZER_NAME),
+            got=found,
+            expected=meta.tokenizer_sha256,
+            hint=_AGAIN,
+        )

