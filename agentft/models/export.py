@@ -1,0 +1,183 @@
+"""Saving, loading and exporting an agent (floor 3): safetensors and JSON only, never a pickle.
+
+``save_model`` writes ``runs/<name>/model`` when a run ends; ``load_model`` reads it back. ``export`` makes a plain
+Hugging Face folder of it, which loads where agentft is not installed, with the heads and a small loader beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from agentft import losses
+from agentft.config.schema import FeedbackPositionsConfig, ModelConfig
+from agentft.errors import EXIT_OK, ModelError
+from agentft.etai import INTENTS
+from agentft.models import heads as heads_module
+from agentft.models import loader, rotary
+from agentft.models.agent_model import AgentModel
+from agentft.models.backbone import build_backbone
+from agentft.models.heads import AgentHeads
+
+ANCHOR_TOKENS = ("<|trace_start|>", "<|tool_start|>", "<|args|>", "<|result|>", "<|result_end|>", "<|output|>")
+"""Tokens whose ids an export names, because heads and positions hang on them."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def save_model(model: AgentModel, folder: Path, *, tokenizer: Path | None = None) -> None:
+    """Write an agent to ``folder``: config.json, model.safetensors, heads.safetensors, agent.json.
+
+    Args:
+        model: The agent, without a data-parallel wrapper.
+        folder: Created if missing; files of an earlier save are replaced.
+        tokenizer: Folder whose tokenizer files are copied beside the model.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.backbone.save_pretrained(folder, safe_serialization=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.heads.state_dict().items()}
+    save_file(tensors, folder / "heads.safetensors", metadata={"format": "pt"})
+    about = {
+        "format": 1,
+        "model": dataclasses.asdict(model.config),
+        "hidden_size": model.backbone.config.get_text_config().hidden_size,
+        "tools": list(model.tools),
+        "intents": list(model.intents),
+        "entropy_bonus": model.entropy_bonus,
+    }
+    _write_json(folder / "agent.json", about)
+    if tokenizer is not None:
+        for name in _TOKENIZER_FILES:
+            if (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, folder / name)
+
+
+def load_model(folder: Path) -> AgentModel:
+    """Return the agent that ``save_model`` wrote, in evaluation mode.
+
+    Raises:
+        ModelError: The folder is not one, or was written for other intents.
+    """
+    about = _read_about(folder)
+    if tuple(about["intents"]) != INTENTS:
+        raise ModelError("written for other intents", where=str(folder), got=about["intents"], expected=str(INTENTS))
+    fields = dict(about["model"])
+    feedback = FeedbackPositionsConfig(**fields.pop("feedback_positions"))
+    config = ModelConfig(**fields, feedback_positions=feedback)
+    from_here = dataclasses.replace(config, preset=None, path=str(folder.resolve()))
+    backbone = build_backbone(from_here, vocab_size=0, seed=0)
+    heads = AgentHeads(about["hidden_size"], len(INTENTS), len(about["tools"]))
+    heads.load_state_dict(load_file(folder / "heads.safetensors"))
+    model = AgentModel(config, backbone, heads, tools=about["tools"], entropy_bonus=about["entropy_bonus"])
+    return model.eval()
+
+
+def export(run: Path, output: Path) -> dict[str, Any]:
+    """Write a run's agent to ``output`` as a plain Hugging Face model with its heads; return what was written.
+
+    Raises:
+        ModelError: The run has no saved model, or ``output`` is not empty.
+    """
+    source = run if (run / "agent.json").is_file() else run / "model"
+    about = _read_about(source)
+    if output.exists() and any(output.iterdir()):
+        raise ModelError("the output folder is not empty", where=str(output), hint="choose another folder")
+    model = load_model(source)
+    output.mkdir(parents=True, exist_ok=True)
+    model.backbone.save_pretrained(output, safe_serialization=True)
+    _name_native(output / "config.json")
+    for name in (*_TOKENIZER_FILES, "heads.safetensors"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, output / name)
+    described = {
+        "format": 1,
+        "hidden_size": about["hidden_size"],
+        "intents": about["intents"],
+        "tools": about["tools"],
+        "feedback_positions": about["model"]["feedback_positions"],
+        "cursor": "x px and y px from the top left corner of the editor window, logit of `after`",
+        "tokens": _anchor_ids(source),
+    }
+    _write_json(output / "heads.json", described)
+    (output / "load_heads.py").write_text(_loader_source(), encoding="utf-8")
+    return {
+        "output": str(output),
+        "architecture": json.loads((output / "config.json").read_text(encoding="utf-8"))["architectures"][0],
+        "size_bytes": sum(path.stat().st_size for path in output.iterdir()),
+        "files": sorted(path.name for path in output.iterdir()),
+    }
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run ``agentft export RUN -o DIR``."""
+    written = export(Path(arguments.run), Path(arguments.output))
+    if arguments.json:
+        print(json.dumps(written))
+    else:
+        print(f"{written['architecture']} written to {written['output']} ({written['size_bytes'] / 1e6:.1f} MB)")
+        print(f"  load it:   AutoModelForCausalLM.from_pretrained({written['output']!r})")
+        print("  its heads: load_heads.py beside it, load_agent(folder)")
+    return EXIT_OK
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    path = folder / "agent.json"
+    if not path.is_file():
+        raise ModelError(
+            "no saved agent", where=str(path), hint="train first: composer train.py yamls/agent/tiny-glm.yaml"
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _name_native(path: Path) -> None:
+    """Write Kimi K2 under the name of the code that runs it, which every reader of the format knows."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config["model_type"] == "kimi_k2":
+        config |= {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+        _write_json(path, config)
+
+
+def _anchor_ids(folder: Path) -> dict[str, int]:
+    if not (folder / "tokenizer.json").is_file():
+        return {}
+    known = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).get_vocab()
+    return {name: known[name] for name in ANCHOR_TOKENS if name in known}
+
+
+def _loader_source() -> str:
+    parts = [
+        '"""Heads of an exported agent. Needs torch, transformers and safetensors, nothing else.\n\n'
+        'Use: backbone, heads, about = load_agent("this folder"); read_heads(backbone, heads, about, ids)\n"""',
+        "from __future__ import annotations",
+        "import json\nfrom collections.abc import Mapping\nfrom pathlib import Path\nfrom typing import Any",
+        "import torch\nfrom safetensors.torch import load_file\nfrom torch import Tensor, nn\n"
+        "from transformers import AutoModelForCausalLM, PreTrainedModel",
+        f"CELLS_PER_UNIT = {losses.CELLS_PER_UNIT}",
+    ]
+    objects = (
+        losses.cell_px,
+        rotary.FeedbackRotary,
+        rotary.install,
+        heads_module._mlp,
+        heads_module.IntentHead,
+        heads_module.ToolHead,
+        heads_module.CursorHead,
+        heads_module.RewardHead,
+        AgentHeads,
+        loader.load_agent,
+        loader.positions,
+        loader.read_heads,
+    )
+    return "\n\n".join(parts) + "\n\n\n" + "\n\n".join(inspect.getsource(item) for item in objects)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
