@@ -275,7 +275,7 @@ def _apply(tree: DictConfig, settings: Sequence[Setting], problems: list[ConfigE
 def _add_missing(tree: DictConfig, problems: list[ConfigError], places: dict[str, str], path: str) -> None:
     broken = {p.key for p in problems if isinstance(p, _KeyError)}
     for key in [k for k in types_by_key() if k in OmegaConf.missing_keys(tree)]:
-        if key not in broken:
+        if not any(key == b or key.startswith(f"{b}.") for b in broken):
             section = key.rpartition(".")[0]
             where = (section and _place(section, places)) or path
             problems.append(_KeyError(key, f"{key} is missing", where=where, expected=_expected(key)))

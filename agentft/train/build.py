@@ -1,0 +1,216 @@
+"""From a ``RunConfig`` to a Composer ``Trainer`` (floor 5): the only place where configuration becomes objects.
+
+Read it top to bottom: shards → tokenizer and renderer → model → optimiser → feedback → callbacks and loggers → trainer.
+``agentft/train/run.py`` calls ``build`` once per process, after ``torch.distributed`` is initialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from composer import Evaluator, Trainer
+from composer.algorithms import GradientClipping
+from composer.core import Algorithm, Callback, DataSpec, Precision
+from composer.loggers import FileLogger, LoggerDestination, TensorboardLogger
+from composer.optim import (
+    ComposerScheduler,
+    ConstantWithWarmupScheduler,
+    CosineAnnealingWithWarmupScheduler,
+    DecoupledAdamW,
+    LinearWithWarmupScheduler,
+)
+from composer.utils import dist
+from transformers import PreTrainedTokenizerBase
+
+from agentft.algorithms.loss_weights import GradientNorms, LossWeights
+from agentft.config.schema import OptimizerConfig, RunConfig
+from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
+from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
+from agentft.errors import ModelError
+from agentft.etai import Session
+from agentft.feedback.callback import ExecutionFeedback
+from agentft.feedback.judged import session_of
+from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
+from agentft.sandbox.base import Executor, Limits
+from agentft.text.render import TEMPLATE_VERSION, Renderer
+from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
+from agentft.tools import BUILTIN_TOOLS
+from agentft.train.records import RunRecord
+
+MOST_PROBE_SESSIONS = 500
+"""Held-out sessions that the probe draws from, at most; they are kept in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltRun:
+    """A run that is ready: ``trainer.fit()`` trains it, ``close`` releases it, the rest is for the summary."""
+
+    trainer: Trainer
+    model: AgentModel
+    tokenizer: PreTrainedTokenizerBase
+    feedback: ExecutionFeedback | None
+    record: RunRecord
+
+    def close(self) -> None:
+        """Close the trainer with its callbacks, and with them the sandbox. Idempotent."""
+        self.trainer.close()
+
+
+def build(config: RunConfig, folder: Path) -> BuiltRun:
+    """Build everything that a run needs. ``folder`` is the run folder; it exists.
+
+    Raises:
+        DataError: The shards are missing, or were made for another tokenizer, template or text configuration.
+        ModelError: The backbone cannot be built or does not fit the shards' tokenizer.
+        SandboxError: The sandbox cannot be reached or its image is missing.
+    """
+    meta = open_shards(config.data)
+    tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
+    renderer = build_renderer(config, tokenizer, meta)
+    train = build_loader(config.data, config.data.train_split, meta, shuffle=True, seed=config.seed)
+    held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
+    model = build_model(config, tokenizer)
+    feedback = build_feedback(config, folder, renderer, train, held_out)
+    record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
+    callbacks: list[Callback] = [LossWeights(CompositeLoss(config.loss))]
+    if feedback is not None:
+        callbacks.append(feedback)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=train,
+        eval_dataloader=Evaluator(
+            label="eval", dataloader=held_out, device_eval_microbatch_size=config.data.microbatch_size
+        ),
+        max_duration=config.train.duration,
+        eval_interval=0 if config.train.eval_interval.startswith("0") else config.train.eval_interval,
+        optimizers=DecoupledAdamW(
+            parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
+        ),
+        schedulers=build_scheduler(config.optimizer),
+        algorithms=build_algorithms(config.optimizer),
+        callbacks=callbacks,
+        loggers=[record, *build_loggers(config, folder)],
+        run_name=config.run_name,
+        progress_bar=config.loggers.console,
+        device=None if config.train.device == "auto" else config.train.device,
+        precision=Precision(config.train.precision),
+        device_train_microbatch_size=config.data.microbatch_size,
+        save_folder=str(folder / "checkpoints"),
+        save_filename="ba{batch}-rank{rank}.pt",
+        save_interval=config.train.checkpoint_interval,
+        save_num_checkpoints_to_keep=config.train.checkpoint_keep,
+        seed=config.seed,
+        deterministic_mode=not torch.cuda.is_available() or config.train.device == "cpu",
+    )
+    return BuiltRun(trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record)
+
+
+def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:
+    """Return the renderer of the run, after checking that the shards were written with an equal one."""
+    positions = config.model.feedback_positions
+    check_fingerprint(
+        meta,
+        tokenizer_sha256=tokenizer_fingerprint(tokenizer),
+        template_version=TEMPLATE_VERSION,
+        text=config.text,
+        positions=positions,
+        tools=[tool.name for tool in BUILTIN_TOOLS],
+        where=config.data.shards,
+    )
+    return Renderer(Vocab.of(tokenizer), config.text, positions, BUILTIN_TOOLS)
+
+
+def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentModel:
+    """Return the backbone with fresh heads; special tokens that a checkpoint does not know start from the mean."""
+    new_ids: list[int] = []
+    if config.model.path is not None:
+        known = load_tokenizer(config.model.path).get_vocab()
+        ids = tokenizer.get_vocab()
+        moved = [token for token, row in known.items() if ids.get(token) != row]
+        if moved:
+            raise ModelError(
+                "the shards were written with another tokenizer than the model's",
+                where="model.path",
+                got=f"{len(moved)} of the model's {len(known)} tokens have another id, such as {moved[:3]}",
+                hint=f"agentft shards write SESSIONS.jsonl -o FOLDER --tokenizer {config.model.path}",
+            )
+        new_ids = [ids[token] for token in SPECIAL_TOKENS if token not in known]
+    return build_agent_model(
+        config.model,
+        vocab_size=len(tokenizer),
+        tools=[tool.name for tool in BUILTIN_TOOLS],
+        seed=config.seed,
+        entropy_bonus=config.feedback.reward.entropy_bonus if config.feedback.backend != "off" else 0.0,
+        new_token_ids=new_ids,
+    )
+
+
+def build_scheduler(config: OptimizerConfig) -> ComposerScheduler:
+    """Return the learning-rate schedule: linear warm-up, then the shape that ``decay`` names."""
+    if config.decay == "none":
+        return ConstantWithWarmupScheduler(t_warmup=config.warmup)
+    kind = {"cosine": CosineAnnealingWithWarmupScheduler, "linear": LinearWithWarmupScheduler}[config.decay]
+    return kind(t_warmup=config.warmup, alpha_f=config.final_lr)
+
+
+def build_algorithms(config: OptimizerConfig) -> list[Algorithm]:
+    """Return clipping (unless it is off) and the gradient norms; Composer runs the list backwards: norms come first."""
+    clipping = [GradientClipping(clipping_type="norm", clipping_threshold=config.clip_norm)] if config.clip_norm else []
+    return [*clipping, GradientNorms()]
+
+
+def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
+    """Return what ``loggers`` asks for beside the run's own record."""
+    found: list[LoggerDestination] = []
+    if config.loggers.tensorboard:
+        found.append(TensorboardLogger(log_dir=str(folder / "tensorboard"), flush_interval=20))
+    if config.loggers.file:
+        rank = dist.get_global_rank()
+        name = "train.log" if rank == 0 else f"train-rank{rank}.log"
+        found.append(FileLogger(filename=str(folder / name), flush_interval=10))
+    return found
+
+
+def build_feedback(
+    config: RunConfig, folder: Path, renderer: Renderer, train: DataSpec, held_out: DataSpec
+) -> ExecutionFeedback | None:
+    """Return the callback that executes calls, or None where feedback is off."""
+    if config.feedback.backend == "off":
+        return None
+    assert isinstance(train.dataloader, SessionLoader)
+    return ExecutionFeedback(
+        config.feedback,
+        executor=build_executor(config),
+        upcoming=train.dataloader.upcoming,
+        renderer=renderer,
+        run_folder=folder,
+        seed=config.seed,
+        probe_sessions=probe_sessions(held_out) if config.feedback.probe.every else (),
+    )
+
+
+def build_executor(config: RunConfig) -> Executor:
+    """Return what runs the calls: a pool of sandboxes, or the trace of an earlier run."""
+    if config.feedback.backend == "replay":
+        from agentft.sandbox.replay import ReplayExecutor
+
+        return ReplayExecutor(str(config.feedback.replay_from), rank=dist.get_global_rank())
+    from agentft.sandbox.executor import LiveExecutor
+    from agentft.sandbox.pool import open_sandbox
+
+    assert config.feedback.backend != "off"
+    sandbox = config.sandbox
+    limits = Limits(timeout_s=sandbox.timeout_s, memory_mib=sandbox.memory_mib, pids=sandbox.pids, cpus=sandbox.cpus)
+    pool = open_sandbox(
+        config.feedback.backend, sandbox.image, workers=sandbox.workers, limits=limits, run_name=config.run_name
+    )
+    return LiveExecutor(pool)
+
+
+def probe_sessions(held_out: DataSpec) -> list[Session]:
+    """Return the sessions of the held-out split, in the order of its shards."""
+    assert isinstance(held_out.dataloader, SessionLoader)
+    dataset: SessionDataset = held_out.dataloader.dataset
+    return [session_of(dataset[i]["record"]) for i in range(min(dataset.num_samples, MOST_PROBE_SESSIONS))]

@@ -1,0 +1,127 @@
+"""What a run needs from this machine, looked at in a second before anything heavy is imported (floor 5).
+
+``preflight(config)`` raises one error with everything that is missing: shards, trace to replay, sandbox, disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from agentft.config.schema import RunConfig
+from agentft.errors import EXIT_ENVIRONMENT, AgentFTError, ConfigError, DataError, SandboxError
+
+LEAST_FREE_GIB = 2.0
+"""Free disk space below which no run starts, in GiB."""
+
+
+class PreflightError(AgentFTError):
+    """Everything that is missing. ``problems`` holds each; the exit code is 3 if one is about the environment."""
+
+    def __init__(self, problems: list[AgentFTError]) -> None:
+        self.problems = problems
+        self.exit_code = max(problem.exit_code for problem in problems)
+        super().__init__("the run cannot start")
+
+    def render(self) -> str:
+        """Return every problem, one block each."""
+        return "\n".join([f"{self.what}:", *(problem.render() for problem in self.problems)])
+
+
+def preflight(config: RunConfig) -> None:
+    """Look at everything that a run needs.
+
+    Raises:
+        PreflightError: with everything that is missing.
+    """
+    problems: list[AgentFTError] = []
+    for look in (_run_folder, _shards, _replay, _sandbox, _disk):
+        try:
+            look(config)
+        except AgentFTError as error:
+            problems.append(error)
+    if problems:
+        raise PreflightError(problems)
+
+
+def run_folder(config: RunConfig) -> Path:
+    """Return ``runs_dir/run_name``."""
+    return Path(config.runs_dir) / config.run_name
+
+
+def _run_folder(config: RunConfig) -> None:
+    folder = run_folder(config)
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            "the folder of the run holds something else", where=str(folder), hint="choose another run_name"
+        )
+    if not config.overwrite:
+        raise ConfigError(
+            "there is a run of this name already",
+            where=str(folder),
+            hint="choose another run_name, or say overwrite=true to remove that run first",
+        )
+    if config.feedback.replay_from and Path(config.feedback.replay_from).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError("a run cannot overwrite the run that it replays", where=str(folder), hint="change run_name")
+
+
+def _shards(config: RunConfig) -> None:
+    if config.data.remote is None and not (Path(config.data.shards) / "meta.json").is_file():
+        raise DataError(
+            "no shards here",
+            where=str(Path(config.data.shards) / "meta.json"),
+            expected="a folder that `agentft shards write` has finished",
+            hint=f"agentft shards write SESSIONS.jsonl -o {config.data.shards}, or run `make demo` first",
+        )
+
+
+def _replay(config: RunConfig) -> None:
+    if config.feedback.backend == "replay" and not Path(str(config.feedback.replay_from)).exists():
+        raise ConfigError("no run to replay", where="feedback.replay_from", got=config.feedback.replay_from)
+
+
+def _sandbox(config: RunConfig) -> None:
+    checks: dict[str, Callable[[RunConfig], None]] = {"docker": _docker, "local": _local}
+    if config.feedback.backend in checks:
+        checks[config.feedback.backend](config)
+
+
+def _docker(config: RunConfig) -> None:
+    from docker.errors import NotFound
+
+    from agentft.sandbox.docker import connect, image_reference
+
+    client = connect()
+    try:
+        client.inspect_image(image_reference(config.sandbox.image))
+    except NotFound:
+        raise SandboxError(
+            "the sandbox image is not there",
+            where="sandbox.image",
+            got=config.sandbox.image,
+            hint=f"agentft sandbox build {config.sandbox.image}",
+        ) from None
+    finally:
+        client.close()
+
+
+def _local(config: RunConfig) -> None:
+    if shutil.which("bwrap") is None:
+        raise SandboxError("bubblewrap is not installed", expected="`bwrap` on PATH", hint="apt-get install bubblewrap")
+
+
+def _disk(config: RunConfig) -> None:
+    existing = next(p for p in (run_folder(config), *run_folder(config).absolute().parents) if p.exists())
+    free_gib = shutil.disk_usage(existing).free / 2**30
+    if free_gib < LEAST_FREE_GIB:
+        error = AgentFTError(
+            "too little disk space for checkpoints and logs",
+            where=str(existing),
+            got=f"{free_gib:.1f} GiB free",
+            expected=f"at least {LEAST_FREE_GIB:.0f} GiB",
+        )
+        error.exit_code = EXIT_ENVIRONMENT
+        raise error

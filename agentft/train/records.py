@@ -1,0 +1,96 @@
+"""What a run writes down while it trains (floor 5): every loss in full precision, and first and last for the summary.
+
+``losses.jsonl``: one line a batch, ``{"batch": 0, "loss/code/raw": …}``; floats are written so that they read back bit
+for bit, which is what replay and equal seeds are checked with. ``metrics.jsonl``: everything that is logged.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination
+
+from agentft.losses import COMPONENTS
+
+LAST_OVER = 10
+"""``last`` in the summary is the mean over so many of the last batches that had a target of the component."""
+
+
+class RunRecord(LoggerDestination):
+    """Writes ``losses.jsonl`` and, if wanted, ``metrics.jsonl`` into a run folder (on the first rank only).
+
+    Args:
+        folder: The run folder, or None to keep figures in memory only (ranks above 0).
+        metrics: Whether to write ``metrics.jsonl``.
+    """
+
+    def __init__(self, folder: Path | None, *, metrics: bool) -> None:
+        self._folder, self._metrics = folder, metrics
+        self._files: dict[str, TextIO] = {}
+        self._raw: dict[str, list[float]] = {name: [] for name in COMPONENTS}
+        self._weight: dict[str, list[float]] = {name: [] for name in COMPONENTS}
+        self.trained_tokens = 0
+        self.eval_losses: dict[str, float] = {}
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep and write what was logged; ``step`` is the number of batches done."""
+        plain = {name: _plain(value) for name, value in metrics.items()}
+        if self._metrics:
+            self._write("metrics.jsonl", {"step": step, **plain})
+        losses = {name: value for name, value in plain.items() if name.startswith("loss/") and name.endswith("/raw")}
+        if losses:
+            self._write("losses.jsonl", {"batch": step, **losses})
+            self._keep(plain)
+        for name, value in plain.items():
+            if name.startswith("metrics/eval/"):
+                self.eval_losses[name.removeprefix("metrics/eval/")] = value
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Make sure that everything is on disk."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Close the files. Idempotent."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        self._folder = None
+
+    def loss_summary(self) -> dict[str, dict[str, float | None]]:
+        """Return component → {first, last, weight_first, weight_last}; None where it never had a target.
+
+        ``first`` is the first batch with a target, ``last`` the mean over the last ``LAST_OVER`` of them.
+        """
+        found: dict[str, dict[str, float | None]] = {}
+        for name in COMPONENTS:
+            raw, weight = self._raw[name], self._weight[name]
+            tail = raw[-LAST_OVER:]
+            found[name] = {
+                "first": raw[0] if raw else None,
+                "last": sum(tail) / len(tail) if tail else None,
+                "weight_first": weight[0] if weight else None,
+                "weight_last": weight[-1] if weight else None,
+            }
+        return found
+
+    def _keep(self, plain: dict[str, float]) -> None:
+        for name in COMPONENTS:
+            self._weight[name].append(plain[f"loss/{name}/weight"])
+            if plain[f"loss/{name}/count"]:
+                self._raw[name].append(plain[f"loss/{name}/raw"])
+        self.trained_tokens += round(plain["loss/code/count"])
+
+    def _write(self, name: str, line: dict[str, Any]) -> None:
+        if self._folder is None:
+            return
+        if name not in self._files:
+            self._files[name] = (self._folder / name).open("w", buffering=1)
+        self._files[name].write(json.dumps(line) + "\n")
+
+
+def _plain(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)

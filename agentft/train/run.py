@@ -1,0 +1,130 @@
+"""A run from its YAML to its summary (floor 5): ``composer train.py RUN.yaml [key=value ...]``, ``agentft train``.
+
+Check everything cheap → initialise → ``build`` → fit → save the model → ``summary.json``. What a run leaves in
+``runs/<name>/``: config.yaml, train.log, metrics.jsonl, losses.jsonl, traces/, tensorboard/, checkpoints/, model/,
+summary.json; ``failed.txt`` says why, if it failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from agentft.config.load import to_yaml
+from agentft.config.schema import RunConfig
+from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError
+from agentft.train.check import load_run_config
+from agentft.train.preflight import preflight, run_folder
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: everything is closed as after Ctrl-C, then the process ends by that signal."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse ``RUN.yaml key=value …`` and run; return the exit code."""
+    parser = argparse.ArgumentParser(prog="train.py", description="Train; every key of the YAML can be overridden.")
+    parser.add_argument("config", metavar="RUN.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    return command(parser.parse_args(argv))
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """``agentft train``: run and return the exit code. Of several processes only the one that fails first speaks."""
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    first = int(os.environ.get("RANK", "0")) == 0
+    folder: Path | None = None
+    try:
+        config = load_run_config(arguments.config, arguments.overrides)
+        folder = _prepare(config) if first else run_folder(config)
+        _train(config, folder)
+    except Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        if first:
+            print("agentft: interrupted; the run's folder keeps what was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except AgentFTError as error:
+        _report(folder, first, str(error))
+        return error.exit_code
+    except Exception:
+        _report(folder, first, traceback.format_exc())
+        return EXIT_FAILED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return EXIT_OK
+
+
+def _prepare(config: RunConfig) -> Path:
+    """Check what the run needs and make its folder with the resolved configuration."""
+    preflight(config)
+    folder = run_folder(config)
+    if config.overwrite and folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(to_yaml(config))
+    return folder
+
+
+def _train(config: RunConfig, folder: Path) -> None:
+    """Build, fit, save. Heavy imports start here."""
+    started = time.monotonic()
+    _quiet()
+    import torch
+    from composer.utils import dist
+
+    from agentft.models.export import save_model
+    from agentft.train.build import build
+    from agentft.train.summary import write_summary
+
+    if dist.get_world_size() > 1:
+        dist.initialize_dist(None if config.train.device == "auto" else config.train.device)
+        dist.barrier()  # the first rank has made the folder
+    threads = config.train.threads or max(1, len(os.sched_getaffinity(0)) // dist.get_local_world_size())
+    torch.set_num_threads(threads)
+    run = build(config, folder)
+    try:
+        built = time.monotonic()
+        run.trainer.fit()
+        fitted = time.monotonic()
+        if dist.get_global_rank() == 0:
+            save_model(run.model, folder / "model", tokenizer=Path(config.data.shards) / "tokenizer")
+        seconds = {"build": built - started, "fit": fitted - built, "save": time.monotonic() - fitted}
+        write_summary(folder, run, seconds)
+    finally:
+        run.close()
+    if dist.get_global_rank() == 0:
+        print(f"{folder}: {run.trainer.state.timestamp.batch.value} batches in {fitted - built:.0f} s; next:")
+        print(f"  agentft traces {folder}\n  agentft eval {folder}")
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _report(folder: Path | None, first: bool, text: str) -> None:
+    """Print an error once: the process that creates ``failed.txt`` speaks; without a folder, the first rank."""
+    if folder is None or not folder.is_dir():
+        if first:
+            print(f"agentft: {text}", file=sys.stderr)
+        return
+    with suppress(FileExistsError), (folder / "failed.txt").open("x") as file:
+        file.write(text)
+        print(f"agentft: {text}", file=sys.stderr)
+
+
+def _quiet() -> None:
+    """Keep what other libraries say about themselves away from the user."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", module=r"(composer|torch|streaming|torchmetrics|torch_optimizer)\b")

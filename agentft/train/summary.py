@@ -1,0 +1,70 @@
+"""``summary.json`` of a finished run (floor 5): losses, executions, probe, tokens, seconds and versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from composer.utils import dist
+
+from agentft import __version__
+from agentft.feedback.trace import read_traces
+from agentft.train.build import BuiltRun
+
+PACKAGES = ("mosaicml", "mosaicml-streaming", "torch", "transformers", "numpy", "docker")
+
+
+def write_summary(folder: Path, run: BuiltRun, seconds: Mapping[str, float]) -> None:
+    """Write the training's part of ``summary.json``. A collective call; the first rank writes."""
+    parts = dist.all_gather_object(run.feedback.summary() if run.feedback else {})
+    if dist.get_global_rank() != 0:
+        return
+    trained = run.record.trained_tokens
+    timestamp = run.trainer.state.timestamp
+    summary = {
+        "batches": timestamp.batch.value,
+        "loss": run.record.loss_summary(),
+        "eval_loss": run.record.eval_losses,
+        "tokens": {"trained": trained, "context": timestamp.token.value - trained},
+        **feedback_summary(folder, parts),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "versions": versions(),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def feedback_summary(folder: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the ranks' counts; the median time is over all traced executions that really ran, in ms."""
+    sandbox, probe = [p["sandbox"] for p in parts if p], [p["probe"] for p in parts if p]
+    by_status: Counter[str] = Counter()
+    for part in sandbox:
+        by_status.update(part["by_status"])
+    ran_ms: list[float] = []
+    if sandbox:
+        lines = read_traces(folder)
+        ran_ms = [x.duration_s * 1000 for x in lines if x.status not in (None, "infra") and not x.cached]
+    return {
+        "sandbox": {
+            "executions": sum(part["executions"] for part in sandbox),
+            "by_status": dict(sorted(by_status.items())),
+            "median_ms": round(median(ran_ms), 3) if ran_ms else None,
+            "cache_hits": sum(part["cache_hits"] for part in sandbox),
+        },
+        "traces": {
+            "path": str(folder / "traces"),
+            "lines": sum(part["traces"]["lines"] for part in parts if part),
+        },
+        "probe": {name: sum(part[name] for part in probe) for name in ("calls", "parse_ok", "exit0")},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide about results."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"agentft": __version__, "python": platform.python_version(), **found}
