@@ -72,8 +72,8 @@ class LocalEngine:
         with theirs, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [*self._arguments(), *runner_command(self._config())],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=errors,
                 env={**BASE_ENV, "PATH": self._system.path},
                 cwd="/",
@@ -102,11 +102,8 @@ class LocalEngine:
     def _arguments(self) -> list[str]:
         limits = self.limits
         if os.getuid() == 0:  # keep only what the runner needs to become another user
-            user = [
-                "--cap-drop",
-                "ALL",
-                *(w for cap in ("SETUID", "SETGID", "CHOWN") for w in ("--cap-add", f"CAP_{cap}")),
-            ]
+            user = ["--cap-drop", "ALL"]
+            user += [word for name in ("SETUID", "SETGID", "CHOWN") for word in ("--cap-add", f"CAP_{name}")]
         else:
             user = ["--unshare-user", "--disable-userns"]
         return [

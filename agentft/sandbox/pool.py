@@ -12,7 +12,7 @@ import atexit
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Literal
@@ -145,7 +145,7 @@ class Pool:
         container.close()
 
 
-def _close_at_exit(pool: Pool) -> object:
+def _close_at_exit(pool: Pool) -> Callable[[], None]:
     """Register a last resort that does not keep the pool alive."""
     reference = weakref.ref(pool)
 

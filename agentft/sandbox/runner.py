@@ -126,7 +126,8 @@ class Call:
             raise RuntimeError("cannot start a process: the limit is reached although nothing runs") from None
         except (OSError, ValueError) as error:
             return self.not_started(error)
-        assert process.stdout and process.stderr
+        assert process.stdout is not None
+        assert process.stderr is not None
         self.streams = {process.stdout.fileno(): self.out, process.stderr.fileno(): self.err}
         die_first(process.pid)
         self.attend(process)

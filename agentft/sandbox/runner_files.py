@@ -6,6 +6,7 @@ Paths are relative to the workspace (or start with its absolute path). No symbol
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -91,10 +92,8 @@ def _open_parent(workspace: str, path: str, create: bool) -> tuple[int, str]:
 
 
 def _make_folder(name: str, parent: int) -> None:
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        pass
 
 
 def _explained(error: OSError, path: str) -> OSError:

@@ -8,6 +8,7 @@ header is parsed as a literal, and an answer that does not repeat the call's id 
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import secrets
 import socket
@@ -89,10 +90,8 @@ class Wire:
 
     def close(self) -> None:
         """Hang up; the runner then ends by itself. Idempotent."""
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
 
     def _receive(self, deadline: float, max_body: int) -> tuple[dict[str, Any], bytes]:

@@ -70,7 +70,9 @@ BUILTIN_TOOLS: tuple[ToolSpec, ...] = (
         parameters=(_text("targets", "files, separated by spaces; all tests if left out", False),),
         runs_code=True,
     ),
-    ToolSpec(name="type_check", description="Check the types of a file or folder.", parameters=(_path(required=False),)),
+    ToolSpec(
+        name="type_check", description="Check the types of a file or folder.", parameters=(_path(required=False),)
+    ),
     ToolSpec(name="lint_run", description="Lint a file or folder.", parameters=(_path(required=False),)),
     ToolSpec(name="format_run", description="Format a file or folder in place.", parameters=(_path(required=False),)),
     ToolSpec(name="git_status", description="Show changed files.", parameters=()),
