@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from agentft.text.handles import Handles
@@ -114,7 +115,7 @@ def _split(ids: list[int], vocab: Vocab) -> tuple[str, list[tuple[str, Any]]]:
     starts = [i for i, token in enumerate(body) if token == vocab.arg]
     if at + 1 != (starts[0] if starts else len(body)):
         raise _MalformedError("<|args|> is not followed by <|arg|> or <|tool_end|>")
-    for start, end in zip(starts, [*starts[1:], len(body)], strict=True):
+    for start, end in pairwise([*starts, len(body)]):
         key, value = _argument(body[start + 1 : end], vocab)
         if any(key == known for known, _ in arguments):
             raise _MalformedError(f"argument {key[:60]!r} is given twice")
@@ -236,8 +237,10 @@ class _TextForm:
         self.out.append(vocab.special[token])
 
     def _file(self, file: int, before: int) -> None:
-        self.file = file
-        path = self.handles.path(file) or f"<F{file}>"
+        if before == self.vocab.file or self.where == self.vocab.tool_start:
+            self.file = file
+        known = self.handles.path(file)
+        path = f"<F{file}>" if known is None else known
         if self.where == self.vocab.tool_start:
             self.out.append(path)
         elif before == self.vocab.cursor:

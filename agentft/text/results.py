@@ -81,7 +81,7 @@ class ResultWriter:
 
     def _place(self, path: str, number: int) -> None:
         file = self.handles.file(path)
-        if file is not None:
+        if file is not None and self.handles.path(file) == path:
             labels, text = [self.vocab.files[file], *self._line_label(file, number)], str(number)
             self.ids += [self.vocab.cursor, *labels, *self.vocab.encode(text)]
             return
