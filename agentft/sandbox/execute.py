@@ -48,7 +48,7 @@ SKIPPED_FOLDERS = (".git", "__pycache__")
 
 
 def run_tool(lease: Lease, call: ToolCall) -> ExecResult:
-    """Execute one call; never raises for what the call does. The result's ``fields`` are what the tool's output says."""
+    """Execute one call; never raises for what the call does. ``fields`` of the result: what its output says."""
     problem = check_call(call)
     if problem is not None:
         return _message(EXIT_USAGE, stderr=problem)
