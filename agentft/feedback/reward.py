@@ -30,6 +30,9 @@ from agentft.tools import TOOLS
 EDIT_TOOLS = frozenset({"file_edit", "file_write"})
 """Tools whose worth shows only when code runs afterwards."""
 
+_RAN_NOTHING = frozenset({("pytest_run", 4), ("pytest_run", 5)})
+"""Exit codes of pytest that blame the call: wrong use (such as a target that is not there), and no test found."""
+
 Standing = Literal["passed", "failed", "lost"]
 
 
@@ -69,7 +72,7 @@ def credit(tool: str, result: ExecResult | None, verdict: ExecResult | None, con
 
     The rules:
 
-    1. A call that could not do its work (no parse, bad path, no match, usage error) is worth ``failed``.
+    1. A call that could not do its work (no parse, bad path, no match, usage error, no test found) is ``failed``.
     2. An edit that was applied is worth the reward of the run that judges it; without a verdict it is silent.
     3. A run of code that passed is worth ``passed``; one that failed is information, not fault: silent.
     4. Any other call that did its work (reading, searching) is worth ``passed``.
@@ -81,9 +84,9 @@ def credit(tool: str, result: ExecResult | None, verdict: ExecResult | None, con
     own = standing(result)
     if own == "lost":
         return None
-    runs_code = tool in TOOLS and TOOLS[tool].runs_code
     if own == "failed":
-        return None if runs_code else config.failed
+        ran = tool in TOOLS and TOOLS[tool].runs_code and (tool, result.exit_code) not in _RAN_NOTHING
+        return None if ran else config.failed
     if tool not in EDIT_TOOLS:
         return config.passed
     if verdict is None or standing(verdict) == "lost":

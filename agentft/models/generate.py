@@ -22,8 +22,8 @@ from transformers.cache_utils import DynamicCache
 
 from agentft.text.rendered import Rendered
 
-Constraint = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(last token [B], its hidden state [B,H], logits [B,V]) → logits [B,V]; forbidden tokens get −inf."""
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""(ids so far [B,K], logits [B,V]) → logits [B,V], as a ``transformers.LogitsProcessor``; forbidden tokens get −inf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class SampledTurn:
     """What was sampled, the stop token included.
 
     ``logprobs`` [n] float32 are log-probabilities in nats under the distribution that was sampled from (temperature and
-    constraint applied; at temperature 0 that of temperature 1). ``stopped`` is False if the limit cut the turn.
+    processor applied; at temperature 0 that of temperature 1). ``stopped`` is False if the limit cut the turn.
     """
 
     ids: tuple[int, ...]
@@ -71,7 +71,7 @@ def sample_turns(
     max_new_tokens: int,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
-    constraint: Constraint | None = None,
+    processor: Processor | None = None,
     use_cache: bool = True,
 ) -> list[SampledTurn]:
     """Sample one turn after each prompt.
@@ -84,7 +84,7 @@ def sample_turns(
         temperature: 0 takes the most likely token and draws nothing.
         generator: Source of all randomness, on the CPU; needed when ``temperature`` is above 0. The global random
             state is never touched.
-        constraint: Edits the logits of each step, such as the tool head's router.
+        processor: Edits the logits of each step, such as ``routing.ToolLogitsProcessor`` (with its ``HeadTap`` open).
         use_cache: Keep keys and values; without it each step reads the whole row again (the reference for tests).
 
     Returns:
@@ -100,9 +100,9 @@ def sample_turns(
     ids: list[list[int]] = [[] for _ in prompts]
     logprobs: list[list[float]] = [[] for _ in prompts]
     for _ in range(max_new_tokens):
-        hidden, logits = rows.next_logits()
-        if constraint is not None:
-            logits = constraint(rows.last_tokens(), hidden, logits)
+        logits = rows.next_logits()
+        if processor is not None:
+            logits = processor(rows.ids, logits)
         tokens, chosen = _choose(logits.float().cpu(), temperature, generator)
         for row in torch.nonzero(running)[:, 0].tolist():
             ids[row].append(int(tokens[row]))
@@ -135,6 +135,7 @@ class _Rows:
 
     def __init__(self, backbone: PreTrainedModel, prompts: Sequence[Prompt], use_cache: bool) -> None:
         self._decoder, self._head = backbone.get_decoder(), backbone.get_output_embeddings()
+        self._cap = getattr(backbone.config.get_text_config(), "final_logit_softcapping", None)
         self._device = backbone.device
         longest = max(len(prompt.input_ids) for prompt in prompts)
         shape = (len(prompts), longest)
@@ -145,39 +146,35 @@ class _Rows:
             ids[row, start:] = torch.as_tensor(np.asarray(prompt.input_ids, np.int64))
             positions[row, start:] = torch.as_tensor(np.asarray(prompt.position_ids, np.int64))
             valid[row, start:] = True
-        self._ids, self._positions, self._valid = (x.to(self._device) for x in (ids, positions, valid))
+        self.ids, self._positions, self._valid = (x.to(self._device) for x in (ids, positions, valid))
         self._next = torch.tensor([prompt.next_position for prompt in prompts], device=self._device)
         self._cache = DynamicCache() if use_cache else None
         self._read = 0
 
-    def last_tokens(self) -> Tensor:
-        """Return the newest token of each row, [B]."""
-        return self._ids[:, -1]
-
-    def next_logits(self) -> tuple[Tensor, Tensor]:
-        """Return the hidden state [B,H] and logits [B,V] after the newest token, reading what is not yet cached."""
+    def next_logits(self) -> Tensor:
+        """Return the logits [B,V] after the newest token, reading what is not yet cached."""
         output = self._decoder(
-            input_ids=self._ids[:, self._read :],
+            input_ids=self.ids[:, self._read :],
             attention_mask=self._mask(),
             position_ids=self._positions[:, self._read :],
             past_key_values=self._cache,
             use_cache=self._cache is not None,
         )
         if self._cache is not None:
-            self._read = self._ids.shape[1]
-        hidden = output.last_hidden_state[:, -1]
-        return hidden, self._head(hidden)
+            self._read = self.ids.shape[1]
+        logits: Tensor = self._head(output.last_hidden_state[:, -1:])[:, -1]
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
     def append(self, tokens: Tensor, running: Tensor) -> None:
         """Add one token [B] per row; in rows that have ended it stays invisible."""
-        self._ids = torch.cat([self._ids, tokens[:, None].to(self._device)], 1)
+        self.ids = torch.cat([self.ids, tokens[:, None].to(self._device)], 1)
         self._positions = torch.cat([self._positions, self._next[:, None]], 1)
         self._valid = torch.cat([self._valid, running[:, None].to(self._device)], 1)
         self._next = self._next + 1
 
     def _mask(self) -> Tensor:
         """Return the additive mask [B,1,Q,K]: causal by column, blind to padding; a padding query sees itself."""
-        width = self._ids.shape[1]
+        width = self.ids.shape[1]
         columns = torch.arange(width, device=self._device)
         queries = columns[self._read :, None]
         seen = self._valid[:, None, :] & (columns <= queries)

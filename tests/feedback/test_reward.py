@@ -49,6 +49,12 @@ def test_calls_that_could_not_do_their_work_are_failed() -> None:
     assert credit("file_edit", None, None, CONFIG) == -0.5
 
 
+@pytest.mark.parametrize(("exit_code", "expected"), [(1, None), (2, None), (4, -0.5), (5, -0.5)])
+def test_a_test_run_is_blamed_only_for_running_nothing(exit_code: int, expected: float | None) -> None:
+    result = ExecResult(status="nonzero", exit_code=exit_code)
+    assert credit("pytest_run", result, None, CONFIG) == expected
+
+
 def test_what_was_lost_is_silent() -> None:
     assert credits_of_session(["file_read", "file_edit", "pytest_run"], [LOST, PASSED, LOST], CONFIG) == [None] * 3
     assert credit("file_edit", PASSED, None, CONFIG) is None

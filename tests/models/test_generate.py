@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, GlmConfig, Glm
 
 from agentft.models import rotary
 from agentft.models.generate import Prompt, sample_turns
+from agentft.models.routing import HeadTap, Route, ToolLogitsProcessor
 
 VOCAB, START = 97, 500
 
@@ -128,18 +131,39 @@ def test_samples_follow_the_distribution(backbone: PreTrainedModel) -> None:
     assert float(counts[likely]) == pytest.approx(float(expected[likely]), abs=0.04)
 
 
-def test_a_constraint_sees_the_last_token_and_rules(backbone: PreTrainedModel) -> None:
-    seen: list[int] = []
+def test_a_processor_sees_the_row_so_far_and_rules(backbone: PreTrainedModel) -> None:
+    seen: list[list[int]] = []
 
-    def only_even(last: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        assert hidden.shape == (3, 48)
-        seen.append(int(last[0]))
-        odd = torch.arange(logits.shape[-1]) % 2 == 1
-        return logits.masked_fill(odd, -torch.inf)
+    def only_even(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        seen.append(ids[1].tolist())
+        return logits.masked_fill(torch.arange(logits.shape[-1]) % 2 == 1, -torch.inf)
 
-    ids = greedy(backbone, prompts(), constraint=only_even)
+    ids = greedy(backbone, prompts(), processor=only_even)
     assert all(token % 2 == 0 for row in ids for token in row)
-    assert seen == [int(prompts()[0].input_ids[-1]), *ids[0][:-1]]
+    assert seen[-1] == [*prompts()[1].input_ids.tolist(), *ids[1][:-1]]
+
+
+def test_the_tool_router_holds_sampled_calls_to_its_route(backbone: PreTrainedModel) -> None:
+    """An untrained model names no tool by itself; behind the tool-start token the route lets it say nothing else."""
+    names = {"read": (40, 41), "edit": (42,), "publish": (43, 44)}
+    head = torch.nn.Linear(48, 3)
+    row = prompts()[0]
+    row = replace(row, input_ids=np.append(row.input_ids, 7).astype(np.int32),
+                  position_ids=np.append(row.position_ids, row.next_position).astype(np.int32),
+                  next_position=row.next_position + 1)  # fmt: skip
+    route = Route(allowed=frozenset({"read", "edit"}))
+    with HeadTap(backbone, head) as tap:
+        processor = ToolLogitsProcessor(names, tool_start_id=7, args_id=8, routes=route, tap=tap)
+        turns = sample_turns(
+            backbone,
+            [row] * 40,
+            stop_ids=(8,),
+            max_new_tokens=6,
+            temperature=8.0,
+            generator=torch.Generator(),
+            processor=processor,
+        )
+    assert {turn.ids for turn in turns} == {(40, 41, 8), (42, 8)}
 
 
 def test_sampling_without_a_generator_is_refused(backbone: PreTrainedModel) -> None:
