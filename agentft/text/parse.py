@@ -84,18 +84,6 @@ def parse_call(
     return ToolCall(name, args)
 
 
-def check_call(call: ToolCall, tools: Mapping[str, ToolSpec] = TOOLS) -> FormatError | None:
-    """Return why ``call`` does not fit its tool, or None: the same rules that parsing applies."""
-    spec = tools.get(call.name)
-    if spec is None:
-        return FormatError(call.canonical(), f"unknown tool {call.name[:60]!r}")
-    try:
-        _check(call.args, spec)
-    except _MalformedError as problem:
-        return FormatError(call.canonical(), str(problem))
-    return None
-
-
 def _has_special(ids: Sequence[int], vocab: Vocab) -> bool:
     return any(token in vocab.special for token in ids)
 

@@ -6,7 +6,7 @@ With handles on, what is shown is also labelled, so that the agent can point at 
 - ``<|file|><F1>`` after the status: the file that this result is about;
 - ``<|cursor|><F1><L07>47``: the place that a failing run points at;
 - ``text<L07>``: a line of ``file_read``, the label in place of its number;
-- ``src/x.py:47<F1><L07>``: a place that the structured result names, mentioned in the output.
+- ``src/x.py:47<F1><L07>``: a place that the output mentions (a frame, a search hit, a linter's finding).
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from agentft.text.vocab import LINE_HANDLES, Vocab
 from agentft.tools import ToolCall, ToolSpec
 
 COUNT_FIELDS = ("passed", "failed", "errors", "skipped")
-PLACE_LISTS = ("failures", "hits", "errors", "diagnostics")
-NUMBER_SEPARATOR = "\t"
+PLACE_TOOLS = ("code_search", "pytest_run", "type_check", "lint_run")
+"""Tools whose output lines may begin with ``path:line:``."""
+NUMBER_SEPARATOR = ": "
+"""Stands between number and text in the output of ``file_read``."""
 
 _QUIET_STATUS = (None, "ok", "nonzero")
-_NUMBERED = re.compile(r"([1-9][0-9]*)\t(.*)\Z", re.DOTALL)
+_NUMBERED = re.compile(rf"([1-9][0-9]*){NUMBER_SEPARATOR}(.*)\Z", re.DOTALL)
+_LINE_PLACE = re.compile(r"([^\s:/<][^\s:]*):([1-9][0-9]{0,5})(?=:)")
+_MESSAGE_TOKENS = 32
 _CUT = " [... cut ...] "
 _CHARACTERS_PER_TOKEN = 32
 _LEAST_LINE = 16
@@ -57,14 +61,23 @@ class ResultWriter:
 
     def write(self, call: ToolCall | None, spec: ToolSpec | None, result: ExecutionResult) -> None:
         """Append the tokens of ``result`` from result-start to result-end, binding handles for what is shown."""
+        name, text = call.name if call else "", output_text(result)
         self.ids += [self.vocab.result, *self.vocab.encode(status_line(result))]
-        subject = self._subject(call, spec, result)
+        edited = _edited(call, result)
+        file = None
+        if edited is not None:
+            self._place(*edited)
+            text = ""  # the place says all of it
+        else:
+            file = self._subject(call, spec, result)
         if result.error_location is not None:
             self._place(result.error_location.file, result.error_location.line)
-        numbered = call is not None and call.name == "file_read" and result.exit_code == 0
-        places = {} if self.handles.off or numbered else named_places(result)
-        lines, far_lines, far_tokens = self._lines(output_text(result), places, subject if numbered else None)
-        self._fit(lines, far_lines, far_tokens, subject)
+        numbered = name == "file_read" and result.exit_code == 0
+        known = result.error_location
+        named = None if self.handles.off or numbered or known is None else (known.file, known.line)
+        leading = name in PLACE_TOOLS and not self.handles.off
+        lines, far_lines, far_tokens = self._lines(text, file if numbered else None, named, leading)
+        self._fit(lines, far_lines, far_tokens, file, (result.model_extra or {}).get("message"))
         self.ids.append(self.vocab.result_end)
 
     def _room(self) -> int:
@@ -97,8 +110,11 @@ class ResultWriter:
         file = self.handles.bind_file(place[0])
         return [] if file is None else [self.vocab.files[file], *self._line_label(file, place[1])]
 
-    def _lines(self, text: str, places: dict[str, Place], file: int | None) -> tuple[list[_Line], int, int]:
-        """Return the lines near both ends of ``text``, and how many lines and tokens lie between, unseen."""
+    def _lines(self, text: str, file: int | None, named: Place | None, leading: bool) -> tuple[list[_Line], int, int]:
+        """Return the lines near both ends of ``text``, and how many lines and tokens lie between, unseen.
+
+        ``file``: its lines are numbered. ``named``: a place to label. ``leading``: lines may begin with a place.
+        """
         near = max(self.budget, _LEAST_LINE) * _CHARACTERS_PER_TOKEN
         far_lines = far_tokens = 0
         parts = [text]
@@ -108,13 +124,14 @@ class ResultWriter:
             tail = tail[tail.find("\n") + 1 :] if "\n" in tail else "…" + tail  # half a line never passes for a whole
             parts, middle = [head, tail], text[len(head) : len(text) - len(tail)]
             far_lines, far_tokens = middle.count("\n"), len(middle) // 4
-        pattern = _mention_pattern(places)
+        mention = re.compile(rf"(?<![\w./-]){re.escape(f'{named[0]}:{named[1]}')}(?![0-9])") if named else None
         left = LINE_HANDLES - self.handles.lines_in(file) if file is not None else 0
         lines: list[_Line] = []
         for line in (line for part in parts for line in part.split("\n") if part):
             match = _NUMBERED.match(line) if file is not None else None
             if match is None:
-                lines.append(_Line([(self._encode(piece), place) for piece, place in _pieces(line, pattern, places)]))
+                pieces = _pieces(line, mention, named, leading)
+                lines.append(_Line([(self._encode(piece), place) for piece, place in pieces]))
                 continue
             known = self.handles.line(file, int(match[1])) is not None
             left -= not known
@@ -127,11 +144,15 @@ class ResultWriter:
         self.cut += cut
         return ids
 
-    def _fit(self, lines: Sequence[_Line], far_lines: int, far_tokens: int, file: int | None) -> None:
+    def _fit(self, lines: Sequence[_Line], far_lines: int, far_tokens: int, file: int | None, message: object) -> None:
+        """Append all lines, or those near both ends, after the message that may stand in what is cut."""
         costs = [line.cost() for line in lines]
         if not far_lines and not far_tokens and sum(costs) <= self._room():
             self._emit(lines, file)
             return
+        if isinstance(message, str) and message.strip():
+            ids, _ = shorten(self.vocab, "\n" + message.strip(), _MESSAGE_TOKENS)
+            self.ids += ids if len(ids) <= self._room() // 2 else ()
         room = self._room() - len(self.vocab.encode(_left_out(len(lines) + far_lines)))
         head, tail, used = 0, len(lines), 0
         while head < tail and used + costs[head] <= room // 2:
@@ -176,22 +197,6 @@ def output_text(result: ExecutionResult) -> str:
     return f"{stdout}\n[stderr]\n{stderr}" if stdout and stderr else stdout or stderr
 
 
-def named_places(result: ExecutionResult) -> dict[str, Place]:
-    """Return ``"file:line"`` → (file, line) for every place that the structured part of a result names."""
-    found: list[Place] = []
-    if result.error_location is not None:
-        found.append((result.error_location.file, result.error_location.line))
-    extra = result.model_extra or {}
-    for name in PLACE_LISTS:
-        entries = extra.get(name)
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict):
-                path, line = entry.get("file", entry.get("path")), entry.get("line")
-                if isinstance(path, str) and path and isinstance(line, int) and line > 0:
-                    found.append((path, line))
-    return {f"{path}:{line}": (path, line) for path, line in found}
-
-
 def shorten(vocab: Vocab, text: str, limit: int) -> tuple[tuple[int, ...], int]:
     """Return the ids of ``text``, cut in its middle to about ``limit`` tokens, and how many tokens went."""
     ids = vocab.encode(text)
@@ -211,17 +216,27 @@ def _left_out(lines: int) -> str:
     return f"\n[... {lines} lines left out ...]"
 
 
-def _mention_pattern(places: dict[str, Place]) -> re.Pattern[str] | None:
-    if not places:
+def _edited(call: ToolCall | None, result: ExecutionResult) -> Place | None:
+    """Return where ``file_edit`` changed the file, if that is all that its output says."""
+    if call is None or call.name != "file_edit" or result.exit_code != 0 or result.stderr:
         return None
-    names = sorted(map(re.escape, places), key=len, reverse=True)
-    return re.compile(r"(?<![\w./-])(?:" + "|".join(names) + r")(?![0-9])")
+    path, line = call.args.get("path"), (result.model_extra or {}).get("start_line")
+    if not isinstance(path, str) or not isinstance(line, int) or result.stdout != f"{path}: edited at line {line}\n":
+        return None
+    return path, line
 
 
-def _pieces(line: str, pattern: re.Pattern[str] | None, places: dict[str, Place]) -> Iterator[tuple[str, Place | None]]:
+def _pieces(
+    line: str, mention: re.Pattern[str] | None, named: Place | None, leading: bool
+) -> Iterator[tuple[str, Place | None]]:
+    """Split ``line`` (a newline goes before it) after each place it mentions."""
     start, text = 0, "\n" + line
-    for match in pattern.finditer(text) if pattern else ():
-        yield text[start : match.end()], places[match[0]]
+    first = _LINE_PLACE.match(line) if leading else None
+    if first is not None:
+        start = len("\n") + first.end()
+        yield text[:start], (first[1], int(first[2]))
+    for match in mention.finditer(text, start) if mention else ():
+        yield text[start : match.end()], named
         start = match.end()
     if start < len(text):
         yield text[start:], None

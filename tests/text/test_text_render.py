@@ -171,7 +171,7 @@ def test_truncation_never_loses_the_answer(session: Session, extra: str) -> None
 
 
 def long_session(steps: int = 4) -> Session:
-    lines = "".join(f"{n}\t    value_{n} = {n}\n" for n in range(1, 80))
+    lines = "".join(f"{n}:     value_{n} = {n}\n" for n in range(1, 80))
     read = ExecutionResult(exit_code=0, stdout=lines)
     trace = [
         TraceStep(step=n, tool_called="file_read", tool_args={"path": "src/a.py"}, execution_result=read)
@@ -180,18 +180,30 @@ def long_session(steps: int = 4) -> Session:
     return Session(session_id="s", user_instruction="fix it", execution_trace=trace, final_output="done")
 
 
-def test_results_shrink_before_steps_go_and_steps_before_the_instruction() -> None:
-    def dropped(limit: int) -> tuple[int, int, int]:
+def test_results_shrink_before_the_oldest_steps_go() -> None:
+    session = long_session()
+    seen = []
+    for limit in range(700, renderer().least_tokens(session) - 1, -9):
         config = TextConfig(max_tokens=limit, result_tokens=160)
-        return dataclasses.astuple(renderer(config).render(session).dropped)
+        rendered = renderer(config).render(session)
+        seen.append(rendered.dropped.steps)
+        assert [anchor.step for anchor in rendered.steps] == [1, 2, 3, 4][rendered.dropped.steps :]
+        assert ("earlier steps left out" in small_vocab().decode(rendered.input_ids.tolist())) == (seen[-1] > 0)
+        if seen[-1] == 0:
+            assert rendered.dropped.result_tokens > 4 * (600 - limit // 4)
+    assert seen == sorted(seen)
+    assert {0, 2, 3, 4} <= set(seen)
 
-    session = long_session().model_copy(update={"user_instruction": "please fix it " * 4})
-    roomy, shrunk, short = dropped(2000), dropped(500), dropped(200)
-    assert shrunk[0] > roomy[0] > 0
-    assert roomy[1:] == shrunk[1:] == (0, 0)
-    assert short[1] > 0
-    assert short[2] == 0
-    assert dropped(renderer().least_tokens(session))[1:][0] == 4
+
+def test_a_long_instruction_is_cut_in_its_middle_and_counted() -> None:
+    session = long_session(2).model_copy(update={"user_instruction": "first word " + "please " * 300 + "last word"})
+    rendered, vocab = renderer(TextConfig(max_tokens=400)).render(session), small_vocab()
+    text = vocab.decode(rendered.input_ids[: rendered.intent_at].tolist())
+    assert "<|instruction|>first word" in text
+    assert text.endswith("last word")
+    assert " [... cut ...] " in text
+    assert rendered.dropped.instruction_tokens > 500
+    assert len(rendered.steps) > 0
 
 
 def test_a_cut_result_keeps_both_ends_its_marker_and_its_budget() -> None:
@@ -221,7 +233,22 @@ def test_labels_places_and_counts_in_a_result() -> None:
     session = Session(session_id="s", user_instruction="x", ide_context=context, execution_trace=[step])
     text = small_vocab().decode(renderer().render(session).input_ids.tolist())
     assert "<|result|>exit 1 passed 3 failed 1<|cursor|><F0><L00>17\nE  assert" in text
-    assert "src/a.py:17<F0><L00>: AssertionError\nsrc/a.py:170: other<|result_end|>" in text
+    assert "src/a.py:17<F0><L00>: AssertionError\nsrc/a.py:170<F0><L01>: other<|result_end|>" in text
+
+
+def test_search_hits_and_edits_can_be_pointed_at() -> None:
+    hits = ExecutionResult(exit_code=0, stdout="src/a.py:7:def f(x):\nsrc/b.py:9:f(1)\n", matches=2)
+    edit = ExecutionResult(exit_code=0, stdout="src/a.py: edited at line 7\n", start_line=7)
+    args = {"path": "src/a.py", "line": 7, "old": "x", "new": "y"}
+    trace = [
+        TraceStep(step=1, tool_called="code_search", tool_args={"pattern": "f"}, execution_result=hits),
+        TraceStep(step=2, tool_called="file_edit", tool_args=args, execution_result=edit),
+    ]
+    session = Session(session_id="s", user_instruction="x", execution_trace=trace)
+    text = small_vocab().decode(renderer().render(session).input_ids.tolist())
+    assert "exit 0\nsrc/a.py:7<F0><L00>:def f(x):\nsrc/b.py:9<F1><L00>:f(1)<|result_end|>" in text
+    assert "<|arg|>path<|val|><F0><|arg|>line<|json|><L00><|arg|>old" in text
+    assert "<|result|>exit 0<|cursor|><F0><L00>7<|result_end|>" in text
 
 
 def test_outcome_is_never_invented() -> None:

@@ -63,7 +63,7 @@ def calls(draw: st.DrawFn, tools: tuple[ToolSpec, ...] = BUILTIN_TOOLS) -> ToolC
 
 
 @st.composite
-def results(draw: st.DrawFn, tool: str) -> ExecutionResult | None:
+def results(draw: st.DrawFn, tool: str, path: object) -> ExecutionResult | None:
     if draw(st.integers(0, 7)) == 0:
         return None
     exit_code = draw(st.sampled_from([0, 0, 0, 1, 2, 137, None]))
@@ -71,10 +71,13 @@ def results(draw: st.DrawFn, tool: str) -> ExecutionResult | None:
     if tool == "file_read" and exit_code == 0:
         first = draw(st.integers(1, 30))
         lines = draw(st.lists(texts(12).map(lambda t: t.replace("\n", " ")), min_size=1, max_size=8))
-        stdout = "".join(f"{number}\t{line}\n" for number, line in enumerate(lines, first))
+        stdout = "".join(f"{number}: {line}\n" for number, line in enumerate(lines, first))
+    if tool == "file_edit" and exit_code == 0 and draw(st.booleans()):
+        line = draw(st.integers(1, 30))
+        return ExecutionResult(exit_code=0, stdout=f"{path}: edited at line {line}\n", start_line=line)
     place = draw(st.one_of(st.none(), st.builds(ErrorLocation, file=paths(), line=st.integers(1, 30))))
     if place is not None:
-        stdout += f"\n{place.file}:{place.line}: AssertionError\n"
+        stdout += f"\n{place.file}:{place.line}: AssertionError at {place.file}:{place.line}\n"
     extra: dict[str, Any] = {"passed": draw(st.integers(0, 9)), "failed": 1} if draw(st.booleans()) else {}
     return ExecutionResult(
         exit_code=exit_code,
@@ -98,7 +101,7 @@ def sessions(draw: st.DrawFn, max_steps: int = 6) -> Session:
                 mistake=draw(st.integers(0, 3)) == 0,
                 tool_called=call.name,
                 tool_args=dict(call.args),
-                execution_result=draw(results(call.name)),
+                execution_result=draw(results(call.name, call.args.get("path"))),
             )
         )
     cursor = st.builds(CursorPosition, file=paths(), line=st.integers(1, 50), column=st.integers(0, 9))
