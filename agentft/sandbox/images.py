@@ -116,16 +116,8 @@ def _debian_base(client: docker.APIClient, report: Report) -> str:
     if _label(client, DEBIAN_BASE, BASE_LABEL) == _base_recipe():
         return DEBIAN_BASE
     report(f"importing {DEBIAN_BASE}")
-    command = [
-        "tar",
-        "--sort=name",
-        "--numeric-owner",
-        "--exclude=./dev/*",
-        "--exclude=./proc/*",
-        "-cC",
-        str(folder),
-        ".",
-    ]
+    skipped = ("--exclude=./dev/*", "--exclude=./proc/*")
+    command = ["tar", "--sort=name", "--numeric-owner", *skipped, "-cC", str(folder), "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as archive:
         client.import_image_from_stream(
             archive.stdout, repository=DEBIAN_BASE, tag="latest", changes=[f"LABEL {BASE_LABEL}={_base_recipe()}"]
