@@ -32,17 +32,15 @@ from agentft.config.schema import FeedbackConfig
 from agentft.data.batch import join
 from agentft.errors import RewardError
 from agentft.etai import Session
-from agentft.feedback.executions import Executions, summarise
+from agentft.feedback.executions import Executions
 from agentft.feedback.judged import (
     Judged,
-    SessionCalls,
     assign_advantages,
     credit_totals,
     in_share,
     judge_session,
     read_predictions,
     request_key,
-    session_calls,
     session_of,
     trace_line,
     write_targets,
@@ -60,6 +58,7 @@ from agentft.feedback.sampling import (
 from agentft.feedback.trace import Source, TraceWriter
 from agentft.models.agent_model import AgentModel
 from agentft.sandbox.base import Executor
+from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.render import Renderer
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,6 @@ class ExecutionFeedback(Callback):
         self._judged: list[Judged] = []
         self._probes: list[tuple[int, list[Sampled]]] = []
         self._probe_counts = {"calls": 0, "parse_ok": 0, "exit0": 0}
-        self._parts: list[dict[str, Any]] = []
         self._lost = (0, 0)
         self._closed = False
 
@@ -182,7 +180,6 @@ class ExecutionFeedback(Callback):
         if self.config.probe.every and done % self.config.probe.every:
             self._start_probe(_agent(state), done)
         self._collect_probes(logger)
-        self._parts = dist.all_gather_object(self._part())
 
     def close(self, state: State | None = None, logger: Logger | None = None) -> None:
         """Write what is left, close the trace and the executor. Runs after a failure too; idempotent."""
@@ -197,23 +194,15 @@ class ExecutionFeedback(Callback):
             self._executor.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return {sandbox, probe, traces}, over all ranks once training has ended well, else of this rank.
+        """Return this rank's {sandbox, probe, traces}.
 
         ``sandbox`` is {executions, by_status, median_ms, cache_hits}, ``probe`` {calls, parse_ok, exit0} over all its
-        rounds, ``traces`` {path, lines}: the folder of the trace files and the lines written by this run.
+        rounds, ``traces`` {path, lines}: the folder of the trace files and the lines that this rank wrote.
         """
-        parts = self._parts or [self._part()]
         return {
-            "sandbox": summarise([part["sandbox"] for part in parts]),
-            "probe": {name: sum(part["probe"][name] for part in parts) for name in self._probe_counts},
-            "traces": {"path": str(self._trace.path.parent), "lines": sum(part["lines"] for part in parts)},
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {
-            "sandbox": self.executions.counts(),
+            "sandbox": self.executions.summary(),
             "probe": dict(self._probe_counts),
-            "lines": self._trace.lines,
+            "traces": {"path": str(self._trace.path.parent), "lines": self._trace.lines},
         }
 
     def _ahead(self, state: State) -> int:

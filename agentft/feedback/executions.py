@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from statistics import median
@@ -74,12 +74,13 @@ class Executions:
         """Return how many of the newest executions were lost, and of how many."""
         return sum(self._recent), len(self._recent)
 
-    def counts(self) -> dict[str, Any]:
-        """Return {by_status, cache_hits, durations_ms} so far, for ``summarise``; durations of what really ran."""
+    def summary(self) -> dict[str, Any]:
+        """Return {executions, by_status, median_ms, cache_hits}; the median is over what really ran."""
         return {
-            "by_status": dict(self.by_status),
+            "executions": self.by_status.total(),
+            "by_status": dict(sorted(self.by_status.items())),
+            "median_ms": round(median(self._durations_ms), 3) if self._durations_ms else None,
             "cache_hits": self.cache_hits,
-            "durations_ms": list(self._durations_ms),
         }
 
     def _take(self, key: str, deadline: float) -> list[ExecResult]:
@@ -120,20 +121,6 @@ class Executions:
             self.cache_hits += 1
         else:
             self._durations_ms.append(result.duration_s * 1000)
-
-
-def summarise(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {executions, by_status, median_ms, cache_hits} over the ``counts`` of all ranks."""
-    by_status: Counter[str] = Counter()
-    for part in counts:
-        by_status.update(part["by_status"])
-    durations_ms = [duration for part in counts for duration in part["durations_ms"]]
-    return {
-        "executions": by_status.total(),
-        "by_status": dict(sorted(by_status.items())),
-        "median_ms": round(median(durations_ms), 3) if durations_ms else None,
-        "cache_hits": sum(part["cache_hits"] for part in counts),
-    }
 
 
 def _lost(why: str, count: int) -> list[ExecResult]:

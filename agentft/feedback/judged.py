@@ -15,22 +15,12 @@ from typing import Any
 import torch
 
 from agentft.config.schema import RewardConfig
-from agentft.etai import InlineWorkspace, Session
+from agentft.etai import Session
 from agentft.feedback.reward import Outcome, advantages, credits_of_session, shaped_reward
 from agentft.feedback.trace import Role, Source, TraceLine
 from agentft.sandbox.base import ExecResult
+from agentft.sandbox.calls import SessionCalls
 from agentft.tools import TOOLS, ToolCall
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionCalls:
-    """What a session executes: its files before the first call, and its calls with their step numbers, in order."""
-
-    session_id: str
-    workspace: InlineWorkspace
-    calls: tuple[ToolCall, ...]
-    steps: tuple[int, ...]
-    mistakes: tuple[bool, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +64,6 @@ class Judged:
 def session_of(record: str | Mapping[str, Any]) -> Session:
     """Return the session of a shard's ``record`` column."""
     return Session.model_validate(json.loads(record) if isinstance(record, str) else record)
-
-
-def session_calls(session: Session) -> SessionCalls | None:
-    """Return what ``session`` executes, or None if it cannot be replayed (no inline files, no calls, foreign tools)."""
-    trace = session.execution_trace
-    workspace = session.workspace
-    if not isinstance(workspace, InlineWorkspace) or not trace or any(step.tool_called not in TOOLS for step in trace):
-        return None
-    return SessionCalls(
-        session_id=session.session_id,
-        workspace=workspace,
-        calls=tuple(ToolCall(step.tool_called, step.tool_args) for step in trace),
-        steps=tuple(step.step for step in trace),
-        mistakes=tuple(step.mistake for step in trace),
-    )
 
 
 def in_share(session_id: str, share: float) -> bool:

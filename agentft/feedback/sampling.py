@@ -9,8 +9,7 @@ A training row ends with ``<|result|>``, where the outcome is predicted: what st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,12 +20,13 @@ from agentft.data.batch import Batch, collate
 from agentft.errors import DataError
 from agentft.etai import Session
 from agentft.feedback.executions import Executions
-from agentft.feedback.judged import Judged, Prediction, SessionCalls, read_predictions, request_key, session_calls
+from agentft.feedback.judged import Judged, Prediction, read_predictions, request_key
 from agentft.feedback.reward import EDIT_TOOLS, credit, shaped_reward
 from agentft.feedback.trace import Source
 from agentft.models.agent_model import AgentModel
-from agentft.models.generate import prompt_of, sample_turns
+from agentft.models.generate import evaluating, prompt_of, sample_turns
 from agentft.sandbox.base import ExecResult
+from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.draft import Draft
 from agentft.text.parse import parse_turn
 from agentft.text.render import Renderer
@@ -275,15 +275,3 @@ def predict(model: AgentModel, batch: Batch, sampled: Sequence[Sampled]) -> None
     predictions = read_predictions(batch, said, tools=model.tools, intents=model.intents)
     for call in sampled:
         call.prediction = predictions.get((call.key, call.plan.step))
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put ``model`` in evaluation mode for a while; every module gets its own mode back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -10,13 +10,14 @@ padding, hence the explicit float [B,1,Q,K] mask: without one, the backbone take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
@@ -115,6 +116,18 @@ def sample_turns(
         SampledTurn(ids=tuple(ids[row]), logprobs=np.asarray(logprobs[row], np.float32), stopped=not bool(running[row]))
         for row in range(len(prompts))
     ]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` in evaluation mode for a while; every module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _choose(logits: Tensor, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
