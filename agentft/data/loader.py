@@ -31,7 +31,7 @@ from streaming.base.world import World
 from agentft.config.schema import DataConfig
 from agentft.data.batch import collate, num_samples, num_tokens, split
 from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, load_meta, parse_meta
-from agentft.data.shared_memory import clean_stale, one_job_at_a_time
+from agentft.data.shared_memory import clean_stale, living_readers, one_job_at_a_time
 from agentft.data.storage import Digest, LocalStore, Store, open_store
 from agentft.errors import AgentFTError, ConfigError, DataError
 from agentft.etai import Split
@@ -64,9 +64,11 @@ def open_shards(data: DataConfig) -> ShardMeta:
     """
     folder = Path(data.shards)
     if dist.get_local_rank() == 0:
+        parts = [str(folder.absolute() / split) for split in SPLITS]
+        clean_stale(parts)
         if data.remote is not None:
+            _refuse_shared_copy(folder, parts)
             _copy_side_files(check_remote(data.remote), folder)
-        clean_stale([str(folder.absolute() / split) for split in SPLITS])
     if dist.get_world_size() > 1:
         dist.barrier()
     return load_meta(folder)
@@ -341,20 +343,24 @@ def _copy_side_files(store: Store, folder: Path) -> None:
             local.put(key, content)
 
 
+def _refuse_shared_copy(folder: Path, parts: list[str]) -> None:
+    """Two jobs that download into one folder take each other's files away."""
+    readers = living_readers(parts)
+    if readers:
+        raise DataError(
+            "another job that is alive streams into the same folder",
+            where=str(folder),
+            got="process " + ", ".join(map(str, sorted(readers))),
+            hint="give this run its own data.shards folder, or wait for the other job",
+        )
+
+
 @contextmanager
 def _start_errors(data: DataConfig) -> Iterator[None]:
     """Say plainly what Streaming says in its own terms when a dataset cannot be opened."""
     try:
         yield
-    except ValueError as error:
-        if "Reused local directory" not in str(error):
-            raise
-        raise DataError(
-            "another job that is alive streams into the same folder",
-            where=data.shards,
-            hint="give this run its own data.shards folder, or wait for the other job",
-        ) from error
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise DataError(
             "cannot open the shards", where=data.remote or data.shards, got=f"{type(error).__name__}: {error}"
         ) from error

@@ -55,33 +55,37 @@ def clean_stale(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> list
     if not shm.is_dir() or not Path("/proc").is_dir():
         return []
     segments = [path for path in shm.iterdir() if _SEGMENT.fullmatch(path.name) and path.stat().st_uid == os.getuid()]
-    if not segments:
-        return _remove_locks(set(), shm)
-    mapped = _mapped_names()
-    numbers = {path.name[:6] for path in segments}
+    mapped = {name[:6] for name in _mapped_by()}
     stale = {
         number
-        for number in numbers
-        if not any(path.name in mapped for path in segments if path.name.startswith(number))
-        and _belongs(shm / f"{number}_locals", folders)
+        for number in {path.name[:6] for path in segments} - mapped
+        if _names(shm / f"{number}_locals", folders, when_empty=True)
     }
-    removed = []
-    for path in segments:
-        if path.name[:6] in stale:
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
+    removed = [path.name for path in segments if path.name[:6] in stale]
+    for name in removed:
+        (shm / name).unlink(missing_ok=True)
     return sorted(removed) + _remove_locks(stale, shm)
 
 
-def _belongs(locals_segment: Path, folders: Sequence[str]) -> bool:
-    """Whether the folder list in ``NNNNNN_locals`` names one of ``folders``; true too when the list is gone."""
+def living_readers(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> set[int]:
+    """Return the processes of other jobs that have one of ``folders`` (absolute paths) open at this moment."""
+    ours = {os.getpid()} | ({os.getppid()} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else set())
+    readers: set[int] = set()
+    for name, pids in _mapped_by().items():
+        if name.endswith("_locals") and _names(shm / name, folders, when_empty=False):
+            readers |= {pid for pid in pids if pid not in ours and _parent(pid) not in ours}
+    return readers
+
+
+def _names(locals_segment: Path, folders: Sequence[str], *, when_empty: bool) -> bool:
+    """Whether the folder list in ``NNNNNN_locals`` names one of ``folders``; ``when_empty`` if there is no list."""
     try:
         content = locals_segment.read_bytes()
     except FileNotFoundError:
-        return True
+        return when_empty
     (size,) = struct.unpack("<i", content[:4])
-    names = content[4:size].decode("utf-8", "replace").split("\0")[:-1]
-    return not names or any(name in folders for name in names)
+    names = content[4:size].decode("utf-8", "replace").split("\0")[:-1]  # the last entry is the number
+    return any(name in folders for name in names) if names else when_empty
 
 
 def _remove_locks(stale: set[str], shm: Path) -> list[str]:
@@ -97,13 +101,21 @@ def _remove_locks(stale: set[str], shm: Path) -> list[str]:
     return sorted(removed)
 
 
-def _mapped_names() -> set[str]:
-    """Return the names of all Streaming segments that a living process maps."""
-    names: set[str] = set()
+def _mapped_by() -> dict[str, set[int]]:
+    """Return the processes that map each of Streaming's segments."""
+    found: dict[str, set[int]] = {}
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text(errors="replace")
-        except (OSError, PermissionError):  # the process ended, or is another user's, whose segments are not ours
+        except OSError:  # the process ended, or is another user's, whose segments are not ours
             continue
-        names.update(re.findall(r"/dev/shm/(\d{6}_\w+)", text))
-    return names
+        for name in re.findall(r"/dev/shm/(\d{6}_\w+)", text):
+            found.setdefault(name, set()).add(int(maps.parent.name))
+    return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

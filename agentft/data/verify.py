@@ -6,6 +6,7 @@ that names the shard.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from agentft.data.grouping import GROUPS, group_of
 from agentft.data.meta import INDEX_NAME, META_NAME, TOKENIZER_NAME, ShardMeta, SplitMeta, load_meta
@@ -93,28 +95,29 @@ def published_files(root: Path, meta: ShardMeta) -> Iterator[str]:
 
 
 def _check_file(folder: Path, info: dict[str, Any]) -> int:
-    """Compare size and checksums of the file that is there (packed, else unpacked); return its size."""
-    from streaming.base.hashing import get_hash
-
+    """Compare size and checksums of what is there, packed, unpacked or both; return its size."""
     entries = [
         entry for entry in (info["zip_data"], info["raw_data"]) if entry and (folder / entry["basename"]).is_file()
     ]
     if not entries:
         raise DataError("a shard is missing", where=str(folder / info["raw_data"]["basename"]), hint=_AGAIN)
-    path = folder / entries[0]["basename"]
+    for entry in entries:
+        _check_bytes(folder / entry["basename"], entry)
+    return int(entries[0]["bytes"])
+
+
+def _check_bytes(path: Path, entry: dict[str, Any]) -> None:
     data = path.read_bytes()
-    if len(data) != entries[0]["bytes"]:
-        raise DataError(
-            "a shard has the wrong size",
-            where=str(path),
-            got=f"{len(data)} bytes",
-            expected=f"{entries[0]['bytes']}",
-            hint=_AGAIN,
-        )
-    for name, value in entries[0]["hashes"].items():
-        if get_hash(name, data) != value:
+    if len(data) != entry["bytes"]:
+        got, expected = f"{len(data)} bytes", f"{entry['bytes']}"
+        raise DataError("a shard has the wrong size", where=str(path), got=got, expected=expected, hint=_AGAIN)
+    for name, value in entry["hashes"].items():
+        if _hash(name, data) != value:
             raise DataError(f"a shard is damaged: its {name} differs", where=str(path), hint=_AGAIN)
-    return len(data)
+
+
+def _hash(name: str, data: bytes) -> str:
+    return xxhash.xxh64_hexdigest(data) if name == "xxh64" else hashlib.new(name, data).hexdigest()
 
 
 def _check_samples(folder: Path, info: dict[str, Any], meta: ShardMeta) -> int:

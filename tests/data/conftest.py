@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support_s3 import S3Server, find_weed, s3_server
+
 from agentft import etai_io
 from agentft.config.schema import FeedbackPositionsConfig, TextConfig
 from agentft.data.shards import ShardReport, write_shards
@@ -22,7 +24,6 @@ from agentft.etai import (
     TraceStep,
     Viewport,
 )
-from support_s3 import S3Server, find_weed, s3_server
 
 REPOSITORIES = ("iniconfig==2.0.0", "toolz==1.0.0", "more-itertools==10.5.0")
 
