@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def in_repo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_repo(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run in the root of the checkout; gives its path."""
     monkeypatch.chdir(REPO)
-    yield REPO
+    return REPO

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -189,7 +190,7 @@ def _setting(
         yield from _flatten(node, f"{key}.", where, problems)
     else:
         try:
-            value = _construct(node)
+            value = _construct(node, kind)
         except yaml.YAMLError as error:
             problems.append(_KeyError(key, f"{key} cannot be read", where=place, got=str(error).splitlines()[0]))
             return
@@ -202,12 +203,17 @@ def _setting(
         yield Setting(key=key, value=value, where=place)
 
 
-def _construct(node: yaml.Node) -> Any:
+def _construct(node: yaml.Node, kind: Any) -> Any:
+    """Return the value of a node; where a text is wanted, ``off``, ``yes`` and ``3`` stay what was written."""
     loader = yaml.SafeLoader("")
     try:
-        return loader.construct_document(node)
+        value = loader.construct_document(node)
     finally:
         loader.dispose()
+    wants_text = kind is str or typing.get_origin(kind) is Literal or str in typing.get_args(kind)
+    if isinstance(node, yaml.ScalarNode) and wants_text and value is not None:
+        return node.value
+    return value
 
 
 def _wrong_kind(key: str, kind: Any, value: Any) -> str | None:

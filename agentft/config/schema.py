@@ -107,7 +107,7 @@ class OptimizerConfig:
     reward_lr: float = 2e-5  # peak learning rate of the reward head
     cursor_lr: float = 3e-5  # peak learning rate of the cursor head
     betas: tuple[float, float] = (0.9, 0.999)  # decay of the first and second moment
-    weight_decay: float = 0.01  # share of a weight taken off at the initial learning rate, per step
+    weight_decay: float = 0.01  # as in AdamW: times the learning rate, per step
     warmup: str = "0ba"  # linear warm-up from 0
     decay: Literal["none", "cosine", "linear"] = "cosine"  # shape after warm-up
     final_lr: float = 0.1  # share of the learning rate left at the end

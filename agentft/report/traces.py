@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -27,6 +28,9 @@ from agentft.errors import EXIT_OK, DataError
 from agentft.feedback.trace import TraceLine, read_traces
 
 STYLES = {"passed": "green", "failed": "red", "lost": "yellow", "no parse": "magenta"}
+WIDTH = 140
+"""Columns of the output where it does not go to a terminal."""
+
 OUTPUT_LINES = 16
 """Lines of output that the step-by-step view shows of one execution; the middle is cut."""
 
@@ -41,16 +45,14 @@ def command(arguments: argparse.Namespace) -> int:
         tool=arguments.tool,
         step=arguments.step,
         source=arguments.source,
-        session=arguments.session,
+        session=find_session(arguments.session, lines, path) if arguments.session else None,
     )
-    if arguments.session and not chosen:
-        raise _no_session(arguments.session, lines, path)
     shown = chosen if arguments.session or arguments.limit <= 0 else chosen[-arguments.limit :]
     if arguments.json:
         found = {"run": str(path), "totals": totals(lines), "matching": len(chosen)}
         print(json.dumps({**found, "lines": [asdict(line) for line in shown]}))
         return EXIT_OK
-    console = Console(soft_wrap=False)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if arguments.session:
         print_session(shown, console)
         return EXIT_OK
@@ -99,6 +101,21 @@ def select(
     ]
 
 
+def find_session(part: str, lines: Sequence[TraceLine], path: Path) -> str:
+    """Return the one session whose id is ``part`` or contains it.
+
+    Raises:
+        DataError: None or several do; names some that could be meant.
+    """
+    known = sorted({line.session_id for line in lines})
+    found = [name for name in known if name == part] or [name for name in known if part in name]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join((found or known)[:5])
+    what = f"{len(found)} sessions fit" if found else "no execution of this session"
+    raise DataError(what, where=str(path), got=part, expected=f"one of {len(found or known)}: {shown}, …")
+
+
 def totals(lines: Sequence[TraceLine]) -> dict[str, Any]:
     """Return counts, median milliseconds and mean reward over all lines, by source and by tool."""
     return {
@@ -145,26 +162,36 @@ def print_totals(lines: Sequence[TraceLine], console: Console) -> None:
 
 
 def print_table(lines: Sequence[TraceLine], console: Console) -> None:
-    """Print one row per execution."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("batch", "source", "session", "step", "tool", "status", "exit", "ms", "reward", "predicted"):
-        number = name in ("batch", "step", "exit", "ms", "reward", "predicted")
-        table.add_column(name, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    """Print one row per execution; a star marks results that came from the cache."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for name in ("batch", "source", "session", "step", "tool", "result", "ms", "reward", "predicted"):
+        number = name in ("batch", "step", "ms", "reward", "predicted")
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    room = max(10, console.width - 66)
     for line in lines:
         ended = how(line)
         table.add_row(
             str(line.batch),
-            line.source if line.role == "call" else f"{line.source} ({line.role})",
-            Text(line.session_id),
+            line.source if line.role == "call" else f"{line.source} {line.role}",
+            Text(_tail(line.session_id, room)),
             str(line.step),
             Text(line.tool),
-            Text(line.status or ended, style=STYLES[ended]),
-            "-" if line.exit_code is None else str(line.exit_code),
-            f"{line.duration_s * 1000:.0f}" + (" cached" if line.cached else ""),
+            Text(_result(line), style=STYLES[ended]),
+            f"{line.duration_s * 1000:.0f}" + ("*" if line.cached else ""),
             _number(line.reward),
             _number(line.predicted_reward),
         )
     console.print(table)
+
+
+def _result(line: TraceLine) -> str:
+    if line.status == "nonzero":
+        return f"exit {line.exit_code}"
+    return line.status or "no parse"
+
+
+def _tail(text: str, room: int) -> str:
+    return text if len(text) <= room else "…" + text[-(room - 1) :]
 
 
 def print_session(lines: Sequence[TraceLine], console: Console) -> None:
@@ -214,14 +241,3 @@ def _cut(text: str) -> str:
         return "\n".join(lines)
     half = OUTPUT_LINES // 2
     return "\n".join([*lines[:half], f"… {len(lines) - 2 * half} lines left out …", *lines[-half:]])
-
-
-def _no_session(session: str, lines: Sequence[TraceLine], path: Path) -> DataError:
-    known = sorted({line.session_id for line in lines})
-    return DataError(
-        "no execution of this session",
-        where=str(path),
-        got=session,
-        expected=f"one of {len(known)} sessions, such as {', '.join(known[:3])}" if known else "a session of the trace",
-        hint="agentft traces RUN lists them",
-    )

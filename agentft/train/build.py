@@ -13,7 +13,7 @@ import torch
 from composer import Evaluator, Trainer
 from composer.algorithms import GradientClipping
 from composer.core import Algorithm, Callback, DataSpec, Precision
-from composer.loggers import FileLogger, LoggerDestination, TensorboardLogger
+from composer.loggers import LoggerDestination, TensorboardLogger
 from composer.optim import (
     ComposerScheduler,
     ConstantWithWarmupScheduler,
@@ -22,6 +22,7 @@ from composer.optim import (
     LinearWithWarmupScheduler,
 )
 from composer.utils import dist
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
@@ -37,6 +38,7 @@ from agentft.sandbox.base import Executor, Limits
 from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools import BUILTIN_TOOLS
+from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
 
 MOST_PROBE_SESSIONS = 500
@@ -93,7 +95,7 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         callbacks=callbacks,
         loggers=[record, *build_loggers(config, folder)],
         run_name=config.run_name,
-        progress_bar=config.loggers.console,
+        progress_bar=False,
         device=None if config.train.device == "auto" else config.train.device,
         precision=Precision(config.train.precision),
         device_train_microbatch_size=config.data.microbatch_size,
@@ -162,14 +164,13 @@ def build_algorithms(config: OptimizerConfig) -> list[Algorithm]:
 
 
 def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
-    """Return what ``loggers`` asks for beside the run's own record."""
-    found: list[LoggerDestination] = []
+    """Return what ``loggers`` asks for beside the run's own record; only the first rank shows and writes."""
+    if dist.get_global_rank() != 0:
+        return []
+    console = Console() if config.loggers.console else None
+    found: list[LoggerDestination] = [ProgressReport(console, folder / "train.log" if config.loggers.file else None)]
     if config.loggers.tensorboard:
         found.append(TensorboardLogger(log_dir=str(folder / "tensorboard"), flush_interval=20))
-    if config.loggers.file:
-        rank = dist.get_global_rank()
-        name = "train.log" if rank == 0 else f"train-rank{rank}.log"
-        found.append(FileLogger(filename=str(folder / name), flush_interval=10))
     return found
 
 
@@ -206,7 +207,7 @@ def build_executor(config: RunConfig) -> Executor:
     pool = open_sandbox(
         config.feedback.backend, sandbox.image, workers=sandbox.workers, limits=limits, run_name=config.run_name
     )
-    return LiveExecutor(pool)
+    return LiveExecutor(pool, sandbox.workers)
 
 
 def probe_sessions(held_out: DataSpec) -> list[Session]:

@@ -7,6 +7,7 @@ for bit, which is what replay and equal seeds are checked with. ``metrics.jsonl`
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,8 +16,8 @@ from composer.loggers import Logger, LoggerDestination
 
 from agentft.losses import COMPONENTS
 
-LAST_OVER = 10
-"""``last`` in the summary is the mean over so many of the last batches that had a target of the component."""
+LAST_SHARE, LAST_MOST = 0.1, 10
+"""``last`` in the summary is the mean over the last tenth of the batches with a target, at most ten of them."""
 
 
 class RunRecord(LoggerDestination):
@@ -42,10 +43,10 @@ class RunRecord(LoggerDestination):
             self._write("metrics.jsonl", {"step": step, **plain})
         losses = {name: value for name, value in plain.items() if name.startswith("loss/") and name.endswith("/raw")}
         if losses:
-            self._write("losses.jsonl", {"batch": step, **losses})
+            self._write("losses.jsonl", {"batch": (step or 1) - 1, **losses})  # counted from 0, as in the traces
             self._keep(plain)
         for name, value in plain.items():
-            if name.startswith("metrics/eval/"):
+            if name.startswith("metrics/eval/") and value is not None:
                 self.eval_losses[name.removeprefix("metrics/eval/")] = value
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -63,12 +64,12 @@ class RunRecord(LoggerDestination):
     def loss_summary(self) -> dict[str, dict[str, float | None]]:
         """Return component → {first, last, weight_first, weight_last}; None where it never had a target.
 
-        ``first`` is the first batch with a target, ``last`` the mean over the last ``LAST_OVER`` of them.
+        ``first`` is the first batch with a target, ``last`` the mean over the last tenth of them (see ``LAST_SHARE``).
         """
         found: dict[str, dict[str, float | None]] = {}
         for name in COMPONENTS:
             raw, weight = self._raw[name], self._weight[name]
-            tail = raw[-LAST_OVER:]
+            tail = raw[-max(1, min(LAST_MOST, int(len(raw) * LAST_SHARE))) :]
             found[name] = {
                 "first": raw[0] if raw else None,
                 "last": sum(tail) / len(tail) if tail else None,
@@ -77,7 +78,7 @@ class RunRecord(LoggerDestination):
             }
         return found
 
-    def _keep(self, plain: dict[str, float]) -> None:
+    def _keep(self, plain: dict[str, Any]) -> None:
         for name in COMPONENTS:
             self._weight[name].append(plain[f"loss/{name}/weight"])
             if plain[f"loss/{name}/count"]:
@@ -92,5 +93,7 @@ class RunRecord(LoggerDestination):
         self._files[name].write(json.dumps(line) + "\n")
 
 
-def _plain(value: Any) -> float:
-    return float(value.item() if hasattr(value, "item") else value)
+def _plain(value: Any) -> float | None:
+    """Return a number that JSON has; what is not finite becomes null."""
+    number = float(value.item() if hasattr(value, "item") else value)
+    return number if math.isfinite(number) else None

@@ -40,27 +40,20 @@ def write_summary(folder: Path, run: BuiltRun, seconds: Mapping[str, float]) -> 
 
 
 def feedback_summary(folder: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the ranks' counts; the median time is over all traced executions that really ran, in ms."""
-    sandbox, probe = [p["sandbox"] for p in parts if p], [p["probe"] for p in parts if p]
-    by_status: Counter[str] = Counter()
-    for part in sandbox:
-        by_status.update(part["by_status"])
-    ran_ms: list[float] = []
-    if sandbox:
-        lines = read_traces(folder)
-        ran_ms = [x.duration_s * 1000 for x in lines if x.status not in (None, "infra") and not x.cached]
+    """Return sandbox, traces and probe. ``executions`` really ran; ``cache_hits`` were answered beside them; ms."""
+    parts = [part for part in parts if part]
+    lines = list(read_traces(folder)) if parts else []
+    ran = [line for line in lines if line.status is not None and not line.cached]
+    ended_ms = [line.duration_s * 1000 for line in ran if line.status != "infra"]
     return {
         "sandbox": {
-            "executions": sum(part["executions"] for part in sandbox),
-            "by_status": dict(sorted(by_status.items())),
-            "median_ms": round(median(ran_ms), 3) if ran_ms else None,
-            "cache_hits": sum(part["cache_hits"] for part in sandbox),
+            "executions": len(ran),
+            "by_status": dict(sorted(Counter(str(line.status) for line in ran).items())),
+            "median_ms": round(median(ended_ms), 3) if ended_ms else None,
+            "cache_hits": sum(line.cached for line in lines),
         },
-        "traces": {
-            "path": str(folder / "traces"),
-            "lines": sum(part["traces"]["lines"] for part in parts if part),
-        },
-        "probe": {name: sum(part[name] for part in probe) for name in ("calls", "parse_ok", "exit0")},
+        "traces": {"path": str(folder / "traces"), "lines": len(lines)},
+        "probe": {name: sum(part["probe"][name] for part in parts) for name in ("calls", "parse_ok", "exit0")},
     }
 
 

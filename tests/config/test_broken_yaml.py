@@ -60,7 +60,7 @@ BROKEN: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     ),
     "unknown variable": ("shards: shards", "shards: ${oc.env:AGENTFT_NOT_SET}", 5, ("AGENTFT_NOT_SET",)),
     "empty section": ("run_name: t", "run_name: t\nloss:", 2, ("loss is a section", "nothing")),
-    "yes for a name": ("run_name: t", "run_name: yes", 1, ("run_name has the wrong type", "a text")),
+    "list for a name": ("run_name: t", "run_name: [t]", 1, ("run_name has the wrong type", "a text")),
 }
 
 

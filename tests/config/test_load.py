@@ -37,6 +37,12 @@ def test_defaults_and_overrides(tmp_path: Path) -> None:
     assert config.data.batch_size == 16
 
 
+def test_a_text_stays_what_was_written(tmp_path: Path) -> None:
+    config = _load(MINIMAL, tmp_path, "feedback.backend=off", "run_name=1e3", "model.path=null", "data.remote=s3://yes")
+    assert (config.feedback.backend, config.run_name, config.data.remote) == ("off", "1e3", "s3://yes")
+    assert config.model.path is None
+
+
 def test_a_schedule_that_names_its_kind_starts_afresh(tmp_path: Path) -> None:
     config = _load(MINIMAL, tmp_path, "loss.code={kind: constant, start: 0.5}", "loss.reward.start=0.3")
     assert config.loss.code == ScheduleConfig(start=0.5)
