@@ -17,17 +17,21 @@ The kernel ends the sandbox with the *thread* that started it: start it from one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from agentft.errors import SandboxError
@@ -69,32 +73,31 @@ class LocalEngine:
     def start(self) -> Container:
         """Start bubblewrap with the runner as its PID 1 and wait for the greeting."""
         ours, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as errors:
+        told, tells = os.pipe()
+        with theirs, open(told, "rb", buffering=0) as information, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [*self._arguments(), *runner_command(self._config())],
+                [*self._arguments(), "--info-fd", str(tells), *runner_command(self._config())],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=errors,
                 env={**BASE_ENV, "PATH": self._system.path},
                 cwd="/",
+                pass_fds=(tells,),
             )
-            wire = Wire(ours, multiplexed=False)
+            os.close(tells)
             theirs.close()
+            wire, kill = Wire(ours, multiplexed=False), _Killer(process)
             try:
+                kill.aim(information)
                 wire.hello(time.monotonic() + START_TIMEOUT_S)
             except BaseException as error:
                 wire.close()
-                _end(process)
+                kill()
                 errors.seek(0)
                 why = errors.read(2000).decode("utf-8", "replace").strip() or str(error)
                 raise SandboxError("a local sandbox could not be started", got=why, hint=INSTALL_HINT) from error
-        return Container(
-            wire,
-            self.limits,
-            functools.partial(_end, process),
-            name=f"bubblewrap process {process.pid}",
-            env={**BASE_ENV, "PATH": self._system.path},
-        )
+        name = f"bubblewrap process {process.pid}"
+        return Container(wire, self.limits, kill, name=name, env={**BASE_ENV, "PATH": self._system.path})
 
     def close(self) -> None:
         """Nothing is held."""
@@ -184,7 +187,27 @@ def _pytest_version(python: str) -> str | None:
     return found.stdout.strip() if found.returncode == 0 else None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill and reap. Killing bubblewrap ends its PID namespace."""
-    process.kill()
-    process.wait()
+class _Killer:
+    """Ends a sandbox from outside: the runner itself, because nobody may signal another user's process for us."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._runner: int | None = None  # a pidfd
+
+    def aim(self, information: FileIO) -> None:
+        """Read the runner's process id, which bubblewrap tells as a JSON object."""
+        text = b""
+        while b"}" not in text and (chunk := information.read(4096)):
+            text += chunk
+        if text:
+            self._runner = os.pidfd_open(json.loads(text)["child-pid"])
+
+    def __call__(self) -> None:
+        """Kill the runner (with it ends its PID namespace) and bubblewrap; reap. Idempotent."""
+        if self._runner is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._runner, signal.SIGKILL)
+            os.close(self._runner)
+            self._runner = None
+        self._process.kill()
+        self._process.wait()

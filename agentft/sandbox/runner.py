@@ -37,7 +37,7 @@ from agentft.sandbox.runner_files import CHUNK_BYTES, read_file, wipe, write_fil
 
 HEADER = struct.Struct(">II")
 WATCH_INTERVAL_S = 0.03
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+PR_SET_DUMPABLE = 4
 COUNTERS = (  # event, file of cgroup v2 or v1, key
     ("oom", "/sys/fs/cgroup/memory.events", b"oom_kill "),
     ("pids", "/sys/fs/cgroup/pids.events", b"max "),
@@ -322,9 +322,6 @@ def drop_privileges(config: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        import ctypes  # a change of user clears bubblewrap's "die with the parent": ask for it again
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if config.get("rlimits"):
         import resource
 

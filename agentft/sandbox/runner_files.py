@@ -75,8 +75,10 @@ def _open_parent(workspace: str, path: str, create: bool) -> tuple[int, str]:
     """Return the descriptor of the folder that holds ``path``, and the last component of ``path``."""
     inside = path.removeprefix(workspace + "/")
     parts = [part for part in inside.split("/") if part not in ("", ".")]
-    if not parts or ".." in parts or "\0" in path or inside.startswith("/"):
+    if not parts or ".." in parts or inside.startswith("/"):
         raise PermissionError(errno.EPERM, "is not inside the workspace", path)
+    if "\0" in path or any("\ud800" <= character <= "\udfff" for character in path):
+        raise OSError(errno.EINVAL, "is not a possible path", path)
     folder = os.open(workspace, FOLDER_FLAGS)
     for part in parts[:-1]:
         try:
