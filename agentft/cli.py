@@ -93,7 +93,8 @@ def _add_data_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("--id", help="session id; the first record if left out")
     p.add_argument("--tokenizer", help="tokenizer folder; the one beside the shards if left out")
     p.add_argument("--no-handles", action="store_true")
-    p.add_argument("--ids", action="store_true", help="print token ids too")
+    p.add_argument("--ids", action="store_true", help="one line a token, with its id and position")
+    p.add_argument("--html", metavar="FILE", help="write the same view as a page too")
     _json_flag(p)
 
 

@@ -65,8 +65,8 @@ class Renderer:
     def render(self, session: Session) -> Rendered:
         """Return the whole session in at most ``text.max_tokens`` tokens; see ``docs/design.md`` for the layout.
 
-        Results shrink first, then the oldest steps go, then the instruction is cut further; context and final output
-        stay whole.
+        Results shrink first; if that is not enough, an instruction of more than half the budget is cut to half, then
+        the oldest steps go, then the rest of the instruction. Context and final output stay whole.
 
         Raises:
             DataError: what must stay whole does not fit, or the positions reach the feedback range.
@@ -173,6 +173,10 @@ class Renderer:
         if whole is not None:
             return whole
         least = self._least_plan(upto)
+        uncut = _Plan(0, least.result, limit)
+        draft = attempt(uncut)
+        if draft is not None:
+            return _search(attempt, uncut, draft, "result", self.text.result_tokens)[1]
         smallest = attempt(least)
         if smallest is None:
             raise DataError(

@@ -203,13 +203,13 @@ def shorten(vocab: Vocab, text: str, limit: int) -> tuple[tuple[int, ...], int]:
     if len(ids) <= limit:
         return ids, 0
     marker = vocab.encode(_CUT)
-    keep = int(len(text) * limit / len(ids))
+    keep = int(len(text) * max(0, limit - len(marker)) / len(ids))
     while True:
-        keep = int(keep * 0.85)
         head, tail = text[: keep - keep // 2], text[len(text) - keep // 2 :]
         short = vocab.encode(head) + marker + vocab.encode(tail)
         if len(short) <= limit or keep == 0:
             return short, len(ids) - len(short) + len(marker)
+        keep = int(keep * 0.93)
 
 
 def _left_out(lines: int) -> str:

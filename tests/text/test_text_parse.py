@@ -38,7 +38,7 @@ def ids_of(call: ToolCall, handles: Handles, tools: tuple[ToolSpec, ...] = tuple
 
 
 @given(calls(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_parsing_inverts_rendering(call: ToolCall, use_handles: bool) -> None:
     handles = shown() if use_handles else Handles(off=True)
     parsed = parse_call(ids_of(call, handles), small_vocab(), handles)
@@ -49,7 +49,7 @@ def test_parsing_inverts_rendering(call: ToolCall, use_handles: bool) -> None:
 
 
 @given(st.fixed_dictionaries({}, optional={f"{kind} 1": values(kind) for kind in KINDS}))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_type_of_a_custom_tool(args: dict[str, Any]) -> None:
     call = ToolCall(CUSTOM.name, args)
     assert parse_call(ids_of(call, Handles(), (CUSTOM,)), small_vocab(), Handles(), {CUSTOM.name: CUSTOM}) == call
@@ -73,7 +73,7 @@ def test_calls_point_only_at_what_was_shown() -> None:
 
 
 @given(st.lists(st.integers(0, small_vocab().size - 1), max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_ids_are_data(ids: list[int]) -> None:
     vocab = small_vocab()
     for attempt in (ids, [vocab.tool_start, *ids, vocab.tool_end], [vocab.step, *ids]):
@@ -84,7 +84,7 @@ def test_any_ids_are_data(ids: list[int]) -> None:
 
 
 @given(calls(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_damaged_call_never_crashes(call: ToolCall, data: st.DataObject) -> None:
     vocab, handles = small_vocab(), shown()
     ids = ids_of(call, handles)
@@ -136,7 +136,7 @@ def test_reasons(ids: list[int], reason: str) -> None:
 
 
 @given(texts(), calls())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_turns(thought: str, call: ToolCall) -> None:
     handles = shown()
     turn = parse_turn([V.step, *V.encode(thought), *ids_of(call, handles)], V, handles)

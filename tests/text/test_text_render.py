@@ -36,7 +36,7 @@ def turn_spans(rendered: Rendered) -> list[tuple[int, int]]:
 
 
 @given(sessions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_trained_spans_are_exactly_what_the_agent_wrote(session: Session) -> None:
     rendered, vocab = renderer().render(session), small_vocab()
     handles = Handles.from_table(rendered.handles)
@@ -56,7 +56,7 @@ def test_trained_spans_are_exactly_what_the_agent_wrote(session: Session) -> Non
 
 
 @given(sessions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_anchors_masks_and_kinds(session: Session) -> None:
     rendered, vocab = renderer().render(session), small_vocab()
     ids, mask = rendered.input_ids, rendered.loss_mask
@@ -78,7 +78,7 @@ def test_anchors_masks_and_kinds(session: Session) -> None:
 
 
 @given(sessions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_positions(session: Session) -> None:
     jumped, plain = renderer().render(session), renderer(positions=OFF).render(session)
     assert plain.position_ids.tolist() == list(range(len(plain.input_ids)))
@@ -90,7 +90,7 @@ def test_positions(session: Session) -> None:
 
 
 @given(sessions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_special_ids_come_from_structure_only(session: Session) -> None:
     rendered, vocab = renderer().render(session), small_vocab()
     ids = rendered.input_ids.tolist()
@@ -106,7 +106,7 @@ def test_special_ids_come_from_structure_only(session: Session) -> None:
 
 
 @given(sessions())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_handles_are_invertible_to_the_text_form(session: Session) -> None:
     with_handles = renderer().render(session)
     without = renderer(dataclasses.replace(WIDE, handles=False)).render(session)
@@ -118,7 +118,7 @@ def test_handles_are_invertible_to_the_text_form(session: Session) -> None:
 
 
 @given(sessions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_turn_by_turn_equals_whole(session: Session) -> None:
     one = renderer()
     whole = one.render(session)

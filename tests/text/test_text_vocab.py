@@ -40,7 +40,7 @@ def foreign(byte_level: bool = True) -> PreTrainedTokenizerFast:
 
 
 @given(st.one_of(texts(), st.text(st.characters(), max_size=60)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_content_comes_back_exactly_and_never_as_special_ids(text: str) -> None:
     vocab = small_vocab()
     ids = vocab.encode(text)
