@@ -107,13 +107,16 @@ def _decode(number: int, raw: bytes) -> JsonLine:
 
 
 class RejectFile:
-    """Collects what was refused, one JSON object a line; the file exists only if there is something in it."""
+    """Collects what was refused, one JSON object a line; the file is made, or replaced, at the first refusal."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stream: IO[str] | None = None
+
+    def clear(self) -> None:
+        """Remove the file of an earlier run."""
         with self._explained():
-            path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def add(self, error: RecordError, *, file: str, line: int | None, text: str) -> None:
         """Append one refused record: where, why, and its text (the first 100,000 characters)."""
@@ -243,8 +246,8 @@ def read(path: str | Path, *, strict: bool = False, rejects: str | Path | None =
     Args:
         path: The file.
         strict: Raise at the first bad line instead of putting it aside.
-        rejects: File for refused lines; ``<name>.rejected.jsonl`` beside the input if left out. A file of an
-            earlier read is removed when the iteration starts, and none is written if every line is good.
+        rejects: File for refused lines; ``<name>.rejected.jsonl`` beside the input if left out. It is made, or
+            replaced, at the first refused line; reading a good file touches nothing (what an import refused stays).
 
     Raises:
         DataError: no such file, unknown suffix, damaged compression; in strict mode ``RecordError`` at a bad line.

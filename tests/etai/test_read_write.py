@@ -121,7 +121,7 @@ def test_paths_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         list(read(tmp_path / "bad.jsonl", rejects=tmp_path / "no" / "folder.jsonl"))
 
 
-def test_the_report_counts_and_the_reject_file_is_never_stale(tmp_path: Path) -> None:
+def test_the_report_counts_and_a_good_file_touches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl.gz"
     good, empty = session("a").model_dump_json(), Session(session_id="b", user_instruction="Hi").model_dump_json()
     path.write_bytes(gzip.compress("\n".join(["nonsense", good, "", empty, good, "  "]).encode()))
@@ -134,9 +134,15 @@ def test_the_report_counts_and_the_reject_file_is_never_stale(tmp_path: Path) ->
         f"{path}: 2 kept, 2 rejected (duplicate_id 1, not_json 1; see {tmp_path / 'in.rejected.jsonl'})"
     )
     assert [json.loads(line)["line"] for line in report.rejects.read_text().splitlines()] == [1, 5]
+    before = report.rejects.read_bytes()
     write(path, [session("a")])
-    assert len(list(read(path))) == 1
-    assert not report.rejects.exists()
+    again = read(path)
+    assert len(list(again)) == 1
+    assert (again.report.rejected, report.rejects.read_bytes()) == (0, before)
+    path.write_bytes(gzip.compress(b"other nonsense"))
+    assert list(read(path)) == []
+    assert "other nonsense" in report.rejects.read_text()
+    assert len(report.rejects.read_text().splitlines()) == 1
     (tmp_path / "bad.jsonl").write_text("nonsense\n")
     assert list(read(tmp_path / "bad.jsonl", rejects=tmp_path / "elsewhere.jsonl")) == []
     assert (tmp_path / "elsewhere.jsonl").exists()
