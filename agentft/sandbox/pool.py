@@ -103,11 +103,11 @@ class Pool:
             raise SandboxError(
                 "no sandbox came free", got=f"waited {LEASE_TIMEOUT_S:.0f} s", hint="raise sandbox.workers"
             ) from None
+        if self._closed:
+            self._ready.put(found)  # wakes whoever else waits
+            raise SandboxError("the sandbox pool is closed")
         if isinstance(found, SandboxError):
-            if self._closed:
-                self._ready.put(found)  # for whoever else waits
-            else:
-                self._starters.submit(self._start)
+            self._starters.submit(self._start)
             raise SandboxError(found.what, got=found.got, hint=found.hint) from found
         found.uses += 1
         return found

@@ -19,6 +19,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]*")
 _TEMPORARY = re.compile(r"/tmp/tmp(?:[a-z0-9_]{8}|\.[A-Za-z0-9]{10})\b")
 _SECONDS = re.compile(r"\bin \d+\.\d+s(?: \(\d+:\d\d:\d\d\))?")
 _COUNT = re.compile(r"(\d+) (passed|failed|error)s?\b")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$")
 _SECTION = re.compile(r"^_{3,} (.+) _{3,}$")
 _RULE = re.compile(r"^=+ .+ =+$")
 _SHORT_FRAME = re.compile(r"^(\S.*?):(\d+): (?:in |[A-Z]\w+)")
@@ -49,9 +50,7 @@ def parse_pytest(stdout: str, stderr: str = "") -> dict[str, Any]:
         if " in " in line and (found := _COUNT.findall(line)):
             counts.update({name: int(number) for number, name in found})
             break
-    failed_tests = [
-        line.split(" ", 1)[1].split(" - ", 1)[0].strip() for line in lines if line.startswith(("FAILED ", "ERROR "))
-    ]
+    failed_tests = [match.group(1) for line in lines if (match := _FAILED.match(line))]
     fields: dict[str, Any] = {
         "passed": counts["passed"],
         "failed": counts["failed"],
