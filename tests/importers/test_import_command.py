@@ -76,6 +76,15 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
 
 
+def test_etai_passes_through_byte_for_byte(tmp_path: Path) -> None:
+    for name, document in ALL.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    import_paths([str(tmp_path)], tmp_path / "one.jsonl")
+    report = import_paths([str(tmp_path / "one.jsonl")], tmp_path / "two.jsonl", format="etai", strict=True)
+    assert dict(report.files[0].formats) == {"etai": 5}
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+
+
 def test_the_verb_prints_a_table_or_json(mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", str(mixed), "-o", str(tmp_path / "out.jsonl"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -148,7 +148,7 @@ def test_swe_agent_v1() -> None:
 
 
 def test_swe_agent_attempts_are_sessions_of_their_own() -> None:
-    document = {**SWE_V1, "attempts": [SWE_V1, {**SWE_V1, "trajectory": SWE_V1["trajectory"][:1]}]}
+    document = {**SWE_V1, "id": "run-1", "attempts": [SWE_V1, {**SWE_V1, "trajectory": SWE_V1["trajectory"][:1]}]}
     parts = dict(split(document, "x.traj"))
     assert list(parts) == ["x.traj.attempts[0]", "x.traj.attempts[1]"]
     sessions = [imported(part)[0] for part in parts.values()]

@@ -20,7 +20,7 @@ MESSAGE_TOOL = "message"
 Result = dict[str, Any]
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _IMAGE_PARTS = ("image", "image_url", "input_image")
-_SESSION_KEYS = ("session_id", "conversation_id", "trajectory_id", "traj_id", "id")
+SESSION_KEYS = ("session_id", "conversation_id", "trajectory_id", "traj_id", "id")
 
 
 def wrong_type(field: str, got: object, expected: str) -> RecordError:
@@ -267,7 +267,7 @@ class Draft:
 
 
 def _session_id(document: Mapping[str, Any], record: dict[str, Any]) -> str:
-    for key in _SESSION_KEYS:
+    for key in SESSION_KEYS:
         if isinstance(document.get(key), str) and document[key]:
             return str(document[key])
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()

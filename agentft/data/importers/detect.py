@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from agentft.data.importers import etai_lines, mini_swe_agent, openai_messages, openhands, swe_agent
-from agentft.data.importers.common import as_list
+from agentft.data.importers.common import SESSION_KEYS, as_list
 from agentft.errors import ConfigError
 from agentft.etai import RecordError
 
@@ -22,6 +22,7 @@ IMPORTERS: dict[str, Importer] = {
     openai_messages.NAME: openai_messages.record,
     etai_lines.NAME: etai_lines.record,
 }
+_MINI_BLOCK = "```mswea_bash_command"
 _TURN_KEYS = ("role", "from", "action", "observation")
 
 
@@ -46,7 +47,8 @@ def split(value: object, where: str) -> Iterator[tuple[str, object]]:
         return
     attempts = value.get("attempts") if isinstance(value, dict) else None
     if isinstance(value, dict) and isinstance(attempts, list) and all(isinstance(item, dict) for item in attempts):
-        shared = {k: v for k, v in value.items() if k not in ("attempts", "trajectory", "history", "info")}
+        own = ("attempts", "trajectory", "history", "info", *SESSION_KEYS)
+        shared = {k: v for k, v in value.items() if k not in own}
         for index, attempt in enumerate(attempts):
             yield f"{where}.attempts[{index}]", {**shared, **attempt}
         if attempts:
@@ -130,7 +132,7 @@ def _is_mini(document: object) -> bool:
         extra, content = message.get("extra"), message.get("content")
         if message.get("role") == "exit" or (isinstance(extra, dict) and {"actions", "returncode"} & set(extra)):
             return True
-        if isinstance(content, str) and content.lstrip().startswith("<returncode>"):
+        if isinstance(content, str) and (content.lstrip().startswith("<returncode>") or _MINI_BLOCK in content):
             return True
     return False
 
