@@ -1,0 +1,110 @@
+"""The host's end of the stream against peers that behave badly."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentft.errors import SandboxError
+from agentft.sandbox.wire import HEADER, Wire
+
+
+def frame(answer: object, body: bytes = b"") -> bytes:
+    header = ascii(answer).encode()
+    return HEADER.pack(len(header), len(body)) + header + body
+
+
+def docker_frames(data: bytes, size: int, kind: int = 1) -> bytes:
+    chunks = [data[start : start + size] for start in range(0, len(data), size)]
+    return b"".join(struct.pack(">BxxxI", kind, len(chunk)) + chunk for chunk in chunks)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def answer_once(theirs: socket.socket, peer: Callable[[str], bytes]) -> threading.Thread:
+    def serve() -> None:
+        request = theirs.recv(1 << 16)
+        size, _ = HEADER.unpack(request[: HEADER.size])
+        header = request[HEADER.size : HEADER.size + size].decode()
+        theirs.sendall(peer(header.split("'")[3]))  # {'id': '<id>', ...}
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def ask(wire: Wire, *, within_s: float = 2.0, max_body: int = 1000) -> tuple[dict[str, object], bytes]:
+    return wire.request({"op": "ping"}, b"", deadline=time.monotonic() + within_s, max_body=max_body)
+
+
+def test_an_answer_and_its_payload(ends: tuple[socket.socket, socket.socket]) -> None:
+    answer_once(ends[1], lambda call: frame({"id": call, "n": 1}, b"\0\xff"))
+    answer, payload = ask(Wire(ends[0], multiplexed=False))
+    assert (answer["n"], payload) == (1, b"\0\xff")
+
+
+@given(size=st.integers(1, 40), noise=st.binary(min_size=1, max_size=20), body=st.binary(max_size=200))
+@settings(deadline=None, max_examples=40)
+def test_docker_frames_of_any_size_are_joined_and_stderr_is_kept_apart(size: int, noise: bytes, body: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire = Wire(ours, multiplexed=True)
+
+        def peer(call: str) -> bytes:
+            data = docker_frames(frame({"id": call}, body), size)
+            return docker_frames(noise, 7, kind=2) + data
+
+        answer_once(theirs, peer)
+        assert ask(wire)[1] == body
+        assert wire.noise == noise
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        (lambda call: frame({"id": "0" * 32, "status": "ok"}), "does not belong to the call"),
+        (lambda call: frame({"status": "ok"}), "does not belong to the call"),
+        (lambda call: frame({"id": call, "fault": "broken"}), "runner failed"),
+        (lambda call: frame({"id": call}, b"x" * 2000), "too large"),
+        (lambda call: HEADER.pack(1 << 30, 0), "too large"),
+        (lambda call: HEADER.pack(4, 0) + b"\xff\xff\xff\xff", "cannot be read"),
+        (lambda call: HEADER.pack(14, 0) + b"__import__('x'", "cannot be read"),
+        (lambda call: HEADER.pack(3000, 0) + b"(" * 3000, "cannot be read"),
+        (lambda call: frame([call]), "cannot be read"),
+        (lambda call: b"\0\0", "did not answer"),
+    ],
+)
+def test_what_is_not_the_runners_answer_is_refused(
+    ends: tuple[socket.socket, socket.socket], peer: Callable[[str], bytes], reason: str
+) -> None:
+    answer_once(ends[1], peer)
+    with pytest.raises(SandboxError, match=reason):
+        ask(Wire(ends[0], multiplexed=False), within_s=0.5)
+
+
+def test_the_end_of_the_stream_gives_the_runners_last_words(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[1].sendall(docker_frames(b"runner: must be PID 1", 100, kind=2))
+    ends[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(SandboxError, match="must be PID 1"):
+        Wire(ends[0], multiplexed=True).hello(time.monotonic() + 1)
+
+
+def test_a_peer_that_does_not_read_cannot_hold_the_host(ends: tuple[socket.socket, socket.socket]) -> None:
+    wire = Wire(ends[0], multiplexed=False)
+    started = time.monotonic()
+    with pytest.raises(SandboxError, match="broke while a request was sent"):
+        wire.request({"op": "write"}, b"x" * 50_000_000, deadline=time.monotonic() + 0.3, max_body=0)
+    assert time.monotonic() - started < 3
