@@ -128,7 +128,7 @@ def _add_run_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("config", metavar="RUN.yaml")
     p.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     _json_flag(p)
-    p = _verb(verbs, "eval", "agentft.evals.commands:evaluate", "Evaluate the heads of a run beside baselines.")
+    p = _verb(verbs, "eval", "agentft.train.evaluate:command", "Evaluate the heads of a run beside baselines.")
     p.add_argument("run", metavar="RUN", help="run folder")
     p.add_argument("--split", default="test", choices=("train", "val", "test"))
     p.add_argument("--path-accuracy", type=int, default=0, metavar="N", help="sessions to replay for Path Accuracy@3")

@@ -1,0 +1,98 @@
+"""``agentft eval RUN`` (floor 5): the heads of a finished run beside their baselines, added to its summary.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentft.config.load import load
+from agentft.config.schema import RunConfig
+from agentft.data.meta import TOKENIZER_NAME, load_meta
+from agentft.data.read import read_samples
+from agentft.errors import ConfigError, DataError
+from agentft.etai import Session, Split
+from agentft.evals.facts import session_facts
+from agentft.evals.heads import predict
+from agentft.evals.metrics import head_metrics
+from agentft.evals.replay import path_accuracy
+from agentft.models.agent_model import AgentModel
+from agentft.models.export import load_model
+from agentft.report.page import head_table, path_line
+from agentft.text.vocab import load_tokenizer
+from agentft.train.build import build_executor, build_renderer
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Evaluate ``arguments.run`` on ``arguments.split``; prints a table or, with ``--json``, the object."""
+    run = Path(arguments.run)
+    result = evaluate_run(run, arguments.split, path_sessions=arguments.path_accuracy)
+    add_to_summary(run, result)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    console = Console()
+    held_out = result["held_out"]
+    console.print(head_table(result["heads"], title=f"Heads on {held_out['sessions']} sessions of {arguments.split}"))
+    console.print(f"code loss there: {held_out['code_loss']:.3f} nats a trained token")
+    if "path_accuracy" in result:
+        console.print(path_line(result["path_accuracy"]))
+    return 0
+
+
+def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str, Any]:
+    """Return ``heads`` (metric → value, baselines), ``held_out`` code loss and, if asked, ``path_accuracy``.
+
+    Raises:
+        DataError: The run or the split is not there.
+        ConfigError: Path Accuracy is asked of a run that has no sandbox.
+    """
+    if not (run / "config.yaml").is_file():
+        raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
+    config = load(run / "config.yaml")
+    model = load_model(run / "model")
+    train = [_session(sample) for sample in read_samples(config.data.shards, config.data.train_split)]
+    samples = list(read_samples(config.data.shards, split))
+    sessions = [_session(sample) for sample in samples]
+    said = predict(model, samples)
+    metrics = head_metrics([session_facts(s) for s in train], [session_facts(s) for s in sessions], said)
+    result: dict[str, Any] = {
+        "heads": {name: metric.as_dict() for name, metric in metrics.items()},
+        "held_out": {"split": split, "sessions": len(sessions), "code_loss": said.code_loss},
+    }
+    if path_sessions:
+        result["path_accuracy"] = _path_accuracy(config, model, sessions[:path_sessions])
+    return result
+
+
+def add_to_summary(run: Path, result: Mapping[str, Any]) -> None:
+    """Put the evaluation into the run's summary.json, beside what training wrote."""
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**summary, **result}, indent=2) + "\n")
+
+
+def _session(sample: Mapping[str, Any]) -> Session:
+    return Session.model_validate_json(sample["record"])
+
+
+def _path_accuracy(config: RunConfig, model: AgentModel, sessions: Sequence[Session]) -> dict[str, Any]:
+    """Let the model act on ``sessions`` in the run's own kind of sandbox."""
+    if config.feedback.backend not in ("docker", "local"):
+        raise ConfigError(
+            "Path Accuracy executes new calls and needs a sandbox",
+            where="feedback.backend",
+            got=config.feedback.backend,
+            expected="a run with docker or local",
+        )
+    tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
+    renderer = build_renderer(config, tokenizer, load_meta(config.data.shards))
+    executor = build_executor(config)
+    try:
+        return path_accuracy(model, renderer, sessions, executor).as_dict()
+    finally:
+        executor.close()
