@@ -20,6 +20,8 @@ from agentft.errors import ModelError
 from agentft.models import kimi, rotary
 
 PRESETS = ("tiny-glm", "tiny-kimi")
+ALIGNMENT = 64
+"""Bytes; matrix kernels round differently for operands in memory that does not begin at a multiple of this."""
 
 
 def build_backbone(
@@ -140,7 +142,7 @@ def _load(path: str, attention: str) -> PreTrainedModel:
     options: dict[str, Any] = {"trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(source, **options)
-        return AutoModelForCausalLM.from_pretrained(
+        backbone = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             use_safetensors=True,
@@ -155,6 +157,11 @@ def _load(path: str, attention: str) -> PreTrainedModel:
             got=f"{path}: {cause}",
             expected="config.json and *.safetensors of a causal LM that transformers knows without remote code",
         ) from cause
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.data_ptr() % ALIGNMENT:  # still a view into the file
+                parameter.data = parameter.data.clone()
+    return backbone
 
 
 def _check(backbone: PreTrainedModel) -> None:

@@ -210,6 +210,8 @@ class ToolLogitsProcessor(LogitsProcessor):
             below = {token: _log_sum(weights, child.tools) for token, child in node.children.items()}
             here = _log_sum(weights, node.tools)
             tokens = [token for token, value in below.items() if value > -math.inf]
+            if not tokens:  # a name that is not allowed was given in the prompt: too late to steer
+                continue
             kept = scores[row, tokens] + scores.new_tensor([below[token] - here for token in tokens])
             scores[row] = -math.inf
             scores[row, tokens] = kept

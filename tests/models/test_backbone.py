@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agent_samples import VOCAB, make_agent
+from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     DeepseekV3Config,
     Gemma3TextConfig,
@@ -20,7 +21,6 @@ from transformers import (
     Qwen2Config,
     T5Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 from agentft.config.schema import FeedbackPositionsConfig, ModelConfig
 from agentft.errors import ModelError
