@@ -29,6 +29,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from io import FileIO
@@ -191,7 +192,7 @@ class _Killer:
     """Ends a sandbox from outside: the runner itself, because nobody may signal another user's process for us."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+        self._process, self._lock = process, threading.Lock()
         self._runner: int | None = None  # a pidfd
 
     def aim(self, information: FileIO) -> None:
@@ -203,11 +204,12 @@ class _Killer:
             self._runner = os.pidfd_open(json.loads(text)["child-pid"])
 
     def __call__(self) -> None:
-        """Kill the runner (with it ends its PID namespace) and bubblewrap; reap. Idempotent."""
-        if self._runner is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._runner, signal.SIGKILL)
-            os.close(self._runner)
-            self._runner = None
-        self._process.kill()
-        self._process.wait()
+        """Kill the runner (with it ends its PID namespace) and bubblewrap; reap. Idempotent, from any thread."""
+        with self._lock:
+            if self._runner is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._runner, signal.SIGKILL)
+                os.close(self._runner)
+                self._runner = None
+            self._process.kill()
+            self._process.wait()

@@ -13,6 +13,7 @@ import hashlib
 import secrets
 import socket
 import struct
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -52,16 +53,21 @@ def runner_command(config: dict[str, Any]) -> list[str]:
 
 
 class Wire:
-    """A stream to one runner. Not thread-safe: calls are serial. Any failure is a ``SandboxError`` and is final."""
+    """A stream to one runner. Calls are serial; only ``close`` may come from another thread.
+
+    Any failure is a ``SandboxError`` and is final.
+    """
 
     def __init__(self, stream: socket.socket, *, multiplexed: bool) -> None:
         """``multiplexed``: what is received is wrapped in Docker's frames (a container without a terminal)."""
         self._socket, self._multiplexed = stream, multiplexed
         self._raw, self._data, self.noise = bytearray(), bytearray(), bytearray()
+        self._in_use = threading.Lock()
 
     def hello(self, deadline: float) -> dict[str, Any]:
         """Wait for the runner's first frame. ``deadline`` is on the clock of ``time.monotonic``."""
-        answer, _ = self._receive(deadline, max_body=0)
+        with self._in_use:
+            answer, _ = self._receive(deadline, max_body=0)
         if answer.get("id") != "hello":
             raise SandboxError("the sandbox did not start with the runner's greeting", got=answer)
         return answer
@@ -76,12 +82,14 @@ class Wire:
         """
         call_id = secrets.token_hex(16)
         text = ascii({"id": call_id, **header}).encode("ascii")
-        try:
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            self._socket.sendall(HEADER.pack(len(text), len(body)) + text + body)
-        except OSError as cause:
-            raise SandboxError("the sandbox's stream broke while a request was sent", got=self._why(cause)) from cause
-        answer, payload = self._receive(deadline, max_body)
+        with self._in_use:
+            try:
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                self._socket.sendall(HEADER.pack(len(text), len(body)) + text + body)
+            except OSError as cause:
+                why = self._why(cause)
+                raise SandboxError("the sandbox's stream broke while a request was sent", got=why) from cause
+            answer, payload = self._receive(deadline, max_body)
         if not secrets.compare_digest(str(answer.get("id")), call_id):
             raise SandboxError("the sandbox sent an answer that does not belong to the call", got=answer)
         if "fault" in answer:
@@ -91,8 +99,9 @@ class Wire:
     def close(self) -> None:
         """Hang up; the runner then ends by itself. Idempotent."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a call that waits
+        with self._in_use:  # its descriptor must not be reused for another connection before that call has ended
+            self._socket.close()
 
     def _receive(self, deadline: float, max_body: int) -> tuple[dict[str, Any], bytes]:
         header_size, body_size = HEADER.unpack(self._take(HEADER.size, deadline))
