@@ -26,6 +26,7 @@ from composer.core import DataSpec
 from composer.utils import dist
 from streaming import Stream, StreamingDataLoader, StreamingDataset
 from streaming.base.batching import generate_work
+from streaming.base.dataset import _ShardState
 from streaming.base.world import World
 
 from agentft.config.schema import DataConfig
@@ -162,8 +163,9 @@ class SessionStream(Stream):
 class SessionDataset(StreamingDataset):
     """Decoded samples (docs/design.md, "Shards") in Streaming's order.
 
-    Over its base: ends with the cause when a background download failed (the base just ends the epoch early), keeps
-    numpy arrays writable, and knows, when Composer saves a checkpoint between two epochs, that the next one is due.
+    Over its base: ends with the cause when a background download failed (the base just ends the epoch early, or waits
+    for ever in another process), gives writable arrays, and knows, when Composer saves a checkpoint between two epochs,
+    that the next one is due.
     """
 
     epoch_consumed = False  # set by the loader: every batch of the current epoch has been drawn
@@ -176,6 +178,14 @@ class SessionDataset(StreamingDataset):
             sample[key] = np.array(sample[key])
         return sample
 
+    def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+        """Fetch and unpack a shard. After a failure other processes try for themselves (the base lets them wait)."""
+        try:
+            super().prepare_shard(shard_id, blocking)
+        except BaseException:
+            self._shard_states[shard_id] = _ShardState.LOCAL  # readers then miss the file, and fetch it or fail too
+            raise
+
     def on_exception(self, future: Future[Any]) -> None:
         """Keep the cause of a failed background thread, and tell the other threads to stop."""
         cause = future.exception()
@@ -186,7 +196,7 @@ class SessionDataset(StreamingDataset):
     def __iter__(self) -> Iterator[Sample]:
         try:
             yield from super().__iter__()
-        except (RuntimeError, ValueError) as error:
+        except (AgentFTError, OSError, RuntimeError, ValueError) as error:
             raise self._failure(error) from error
         if hasattr(self, "_event") and self._event.is_set():
             raise self._failure(None) from self._cause
@@ -294,11 +304,12 @@ def _device_batch(data: DataConfig) -> int:
             got=data.batch_size,
             expected=f"a multiple of {ranks} (processes)",
         )
-    if data.num_canonical_nodes % nodes and nodes % data.num_canonical_nodes:
+    canonical = data.num_canonical_nodes
+    if canonical < 1 or (canonical % nodes and nodes % canonical):
         raise ConfigError(
             "canonical and real nodes do not divide",
             where="data.num_canonical_nodes",
-            got=data.num_canonical_nodes,
+            got=canonical,
             expected=f"a multiple or a divisor of {nodes} (nodes)",
         )
     return data.batch_size // ranks

@@ -68,12 +68,14 @@ def clean_stale(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> list
 
 
 def living_readers(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> set[int]:
-    """Return the processes of other jobs that have one of ``folders`` (absolute paths) open at this moment."""
-    ours = {os.getpid()} | ({os.getppid()} if int(os.environ.get("WORLD_SIZE", "1")) > 1 else set())
+    """Return the processes of other jobs that have one of ``folders`` (absolute paths) open at this moment.
+
+    A segment that this process maps as well is of its own job, whoever else maps it (other ranks, loader processes).
+    """
     readers: set[int] = set()
     for name, pids in _mapped_by().items():
-        if name.endswith("_locals") and _names(shm / name, folders, when_empty=False):
-            readers |= {pid for pid in pids if pid not in ours and _parent(pid) not in ours}
+        if name.endswith("_locals") and os.getpid() not in pids and _names(shm / name, folders, when_empty=False):
+            readers |= pids
     return readers
 
 
@@ -112,10 +114,3 @@ def _mapped_by() -> dict[str, set[int]]:
         for name in re.findall(r"/dev/shm/(\d{6}_\w+)", text):
             found.setdefault(name, set()).add(int(maps.parent.name))
     return found
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

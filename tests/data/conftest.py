@@ -113,8 +113,8 @@ def written(sessions_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Sh
 
 @pytest.fixture
 def shards(written: ShardReport, tmp_path: Path) -> Path:
-    """A copy of ``written`` that a test may damage."""
-    return Path(shutil.copytree(written.folder, tmp_path / "shards"))
+    """A copy of ``written`` that a test may damage, as it was before any loader unpacked it."""
+    return Path(shutil.copytree(written.folder, tmp_path / "shards", ignore=shutil.ignore_patterns("*.mds")))
 
 
 @pytest.fixture(scope="session")
