@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from transformers import GlmConfig, GlmForCausalLM
 from agentft.config.schema import FeedbackPositionsConfig, ModelConfig, TextConfig
 from agentft.data.batch import collate
 from agentft.data.shards import sample_of
-from agentft.etai import INTENTS, ExecutionResult, InlineWorkspace, Session, TraceStep, Workspace
+from agentft.etai import INTENTS, InlineWorkspace, Session, TraceStep, Workspace
 from agentft.models import rotary
 from agentft.models.agent_model import AgentModel
 from agentft.models.heads import AgentHeads
@@ -45,9 +47,10 @@ def run_call(files: dict[str, str], call: ToolCall) -> ExecResult:
         return ExecResult(status="ok", exit_code=0, stdout="edited")
     if call.name == "pytest_run":
         try:
-            space: dict[str, Any] = {}
-            for name in ("calc.py", "test_calc.py"):
-                exec(compile(files[name], name, "exec"), space)
+            calc = ModuleType("calc")
+            exec(compile(files["calc.py"], "calc.py", "exec"), vars(calc))
+            space: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": lambda *_: calc}}
+            exec(compile(files["test_calc.py"], "test_calc.py", "exec"), space)
             space["test_calc"]()
         except Exception as error:
             return ExecResult(status="nonzero", exit_code=1, stdout=f"FAILED {type(error).__name__}: {error}")
@@ -87,7 +90,7 @@ def repair_session(number: int, *, mistake: bool = False) -> Session:
     value = number % 7 + 1
     start = {
         "calc.py": f"def add(a, b):\n    return a - b\n\nBASE = {number}\n",
-        "test_calc.py": f"def test_calc():\n    assert add({value}, 2) == {value + 2}\n",
+        "test_calc.py": f"from calc import add\n\n\ndef test_calc():\n    assert add({value}, 2) == {value + 2}\n",
     }
     good = ToolCall("file_edit", {"path": "calc.py", "line": 2, "old": "a - b", "new": "a + b"})
     wrong = ToolCall("file_edit", {"path": "calc.py", "line": 2, "old": "a - b", "new": "a * b + 9"})
@@ -139,6 +142,20 @@ def make_model(renderer: Renderer, *, seed: int = 5, dropout: float = 0.0) -> Ag
     return AgentModel(ModelConfig(preset="tiny-glm"), backbone, heads, tools=tuple(TOOLS), entropy_bonus=0.01)
 
 
+def learn_by_heart(model: AgentModel, renderer: Renderer, known: Sequence[Session]) -> AgentModel:
+    """Train ``model`` on whole sessions until it knows them."""
+    batch = collate([sample_of(session, renderer.render(session)) for session in known])
+    optimiser = torch.optim.AdamW(model.train().parameters(), lr=5e-3)
+    for _ in range(300):
+        loss = model.loss(model(batch), batch)["code"]
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if float(loss.detach()) < 0.01:
+            return model
+    raise AssertionError(f"the tiny model did not learn its sessions: loss {float(loss.detach()):.3f}")
+
+
 @dataclass(frozen=True)
 class Coming:
     samples: list[dict[str, Any]]
@@ -166,7 +183,3 @@ class ListLoader:
 
 def lost(why: str = "the daemon is gone") -> list[ExecResult]:
     return [ExecResult(status="infra", exit_code=None, stderr=why)]
-
-
-def record_of(result: ExecResult) -> ExecutionResult:
-    return result.to_record()

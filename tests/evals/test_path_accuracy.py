@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from support_agent import InProcessExecutor, lost, make_model, make_renderer, repair_session, sessions
+from support_agent import InProcessExecutor, learn_by_heart, lost, make_model, make_renderer, repair_session, sessions
 
-from agentft.data.batch import collate
-from agentft.data.shards import sample_of
 from agentft.errors import DataError
 from agentft.evals.replay import path_accuracy
 from agentft.models.agent_model import AgentModel
@@ -22,18 +19,7 @@ def renderer() -> Renderer:
 @pytest.fixture(scope="module")
 def learned(renderer: Renderer) -> AgentModel:
     """An agent that knows four sessions by heart."""
-    model = make_model(renderer).train()
-    batch = collate([sample_of(session, renderer.render(session)) for session in KNOWN])
-    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(250):
-        loss = model.loss(model(batch), batch)["code"]
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        if float(loss) < 0.01:
-            break
-    assert float(loss) < 0.05
-    return model
+    return learn_by_heart(make_model(renderer), renderer, KNOWN)
 
 
 def test_an_agent_that_knows_the_repair_reaches_it_in_three_steps(learned: AgentModel, renderer: Renderer) -> None:

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from composer import Trainer
-from composer.core import Callback, DataSpec, State
+from composer.core import Callback, State, Time, Timestamp
 from composer.loggers import InMemoryLogger, Logger
-from composer.optim import DecoupledAdamW
-from support_agent import InProcessExecutor, ListLoader, lost, make_model, make_renderer, sessions
+from support_agent import InProcessExecutor, ListLoader, lost, make_renderer, sessions
+from support_training import Seen, Trained, train_agent
 
 from agentft.config.schema import FeedbackConfig, PolicyConfig, ProbeConfig, RecordedConfig
-from agentft.data.batch import num_samples, num_tokens, split
 from agentft.errors import AgentFTError, RewardError, SandboxError
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.trace import TraceLine, read_traces
@@ -30,56 +28,8 @@ FULL = FeedbackConfig(
 )
 
 
-class Seen(Callback):
-    """Keeps each batch as it goes into training, and each loss."""
-
-    def __init__(self) -> None:
-        self.batches: list[dict[str, Any]] = []
-        self.losses: list[float] = []
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self.batches.append(state.batch)
-
-    def after_loss(self, state: State, logger: Logger) -> None:
-        self.losses.append(float(state.loss["total"].detach()))  # type: ignore[call-overload, index]
-
-
-def train(
-    folder: Path, executor: Executor, config: FeedbackConfig = FULL, *, batches: int = 5, dropout: float = 0.0
-) -> tuple[Seen, ExecutionFeedback, InMemoryLogger]:
-    loader = ListLoader(RENDERER, KNOWN, 4)
-    model = make_model(RENDERER, dropout=dropout)
-    feedback = ExecutionFeedback(
-        config,
-        executor=executor,
-        upcoming=loader.upcoming,
-        renderer=RENDERER,
-        run_folder=folder,
-        seed=11,
-        probe_sessions=KNOWN[:3],
-    )
-    seen, memory = Seen(), InMemoryLogger()
-    trainer = Trainer(
-        model=model,
-        train_dataloader=DataSpec(
-            loader, split_batch=split, get_num_samples_in_batch=num_samples, get_num_tokens_in_batch=num_tokens
-        ),
-        optimizers=DecoupledAdamW(model.parameters(), lr=1e-3),
-        max_duration=f"{batches}ba",
-        device="cpu",
-        device_train_microbatch_size=3,
-        callbacks=[feedback, seen],
-        loggers=[memory],
-        progress_bar=False,
-        seed=3,
-        save_folder=str(folder / "checkpoints"),
-        save_interval=f"{batches}ba",
-    )
-    try:
-        trainer.fit()
-    finally:
-        trainer.close()
-    return seen, feedback, memory
+def train(folder: Path, executor: Executor, config: FeedbackConfig = FULL, **options: Any) -> Trained:
+    return train_agent(folder, executor, config, renderer=RENDERER, known=KNOWN, **options)
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +167,6 @@ def test_calls_run_ahead_of_their_batch(tmp_path: Path) -> None:
         FULL, executor=executor, upcoming=loader.upcoming, renderer=RENDERER, run_folder=tmp_path, seed=1
     )
     state: Any = type("At", (), {})()  # only a clock and an end are read
-    from composer.core import Time, Timestamp
-
     state.timestamp, state.max_duration = Timestamp(batch=3), Time(5, "ba")
     feedback.before_dataloader(state, None)  # type: ignore[arg-type]
     assert {key.split("/")[1] for key in executor.keys} == {"3", "4"}  # two ahead were asked for; the run ends at 5
@@ -307,25 +255,9 @@ def test_a_crash_in_training_keeps_the_lines_and_closes(tmp_path: Path) -> None:
             if state.timestamp.batch.value == 1:
                 raise FloatingPointError("boom")
 
-    executor, loader, model = InProcessExecutor(), ListLoader(RENDERER, KNOWN, 4), make_model(RENDERER)
-    feedback = ExecutionFeedback(
-        FeedbackConfig(), executor=executor, upcoming=loader.upcoming, renderer=RENDERER, run_folder=tmp_path, seed=1
-    )
-    trainer = Trainer(
-        model=model,
-        train_dataloader=DataSpec(
-            loader, split_batch=split, get_num_samples_in_batch=num_samples, get_num_tokens_in_batch=num_tokens
-        ),
-        optimizers=DecoupledAdamW(model.parameters(), lr=1e-3),
-        max_duration="4ba",
-        device="cpu",
-        device_train_microbatch_size=4,
-        callbacks=[feedback, Crash()],
-        progress_bar=False,
-    )
+    executor = InProcessExecutor()
     with pytest.raises(FloatingPointError):
-        trainer.fit()
-    trainer.close()
+        train(tmp_path, executor, batches=4, more=[Crash()])
     assert executor.closed == 1
     assert {line.batch for line in read_traces(tmp_path)} == {0, 1}
 
