@@ -1,0 +1,1 @@
+"""Data (floor 3): sessions in, shards out, batches back."""
