@@ -114,7 +114,7 @@ class ExecutionFeedback(Callback):
     def before_dataloader(self, state: State, logger: Logger) -> None:
         """Submit the recorded calls of the batch that is about to be drawn and of those after it."""
         now = state.timestamp.batch.value
-        for offset, coming in enumerate(self._upcoming(1 + self._ahead(state))):
+        for offset, coming in enumerate(self._upcoming(self._coming(state))):
             for sample in coming.samples:
                 self._submit(now + offset, str(sample["session_id"]), sample["record"])
 
@@ -205,12 +205,13 @@ class ExecutionFeedback(Callback):
             "traces": {"path": str(self._trace.path.parent), "lines": self._trace.lines},
         }
 
-    def _ahead(self, state: State) -> int:
-        """Return how many batches to look ahead, not beyond the end of a run that is counted in batches."""
-        ahead, end = self.config.recorded.prefetch_batches, state.max_duration
-        if end is not None and end.unit == TimeUnit.BATCH:
-            ahead = min(ahead, max(0, end.value - state.timestamp.batch.value - 1))
-        return ahead
+    def _coming(self, state: State) -> int:
+        """Return how many batches to look at, the next one included, but none beyond the end of the run."""
+        coming, end = 1 + self.config.recorded.prefetch_batches, state.max_duration
+        if end is None or end.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+            return coming
+        last = end.value * int(state.dataloader_len or 1) if end.unit == TimeUnit.EPOCH else end.value
+        return max(0, min(coming, last - state.timestamp.batch.value))
 
     def _submit(self, batch: int, session_id: str, record: str) -> str | None:
         """Start a session's recorded calls for one batch; return the key, None if it is not executed."""
