@@ -1,0 +1,78 @@
+"""Runs inside the sandbox (never imported here): the package's suite once, noting what each test calls.
+
+    python3 inside_profile.py OUTPUT.json SECONDS_PER_TEST FILE…
+
+Writes {"functions": ["path:first line"…], "tests": {node id: {"seconds", "passed", "calls": [index…]}}}.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+ROOT = os.getcwd() + os.sep
+
+
+class Recorder:
+    """A pytest plugin: which functions of the workspace does each test enter, how long does it take, does it pass."""
+
+    def __init__(self, limit_s):
+        self.limit_s = limit_s
+        self.functions = {}
+        self.tests = {}
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        """Trace one test, and stop it when its time is over."""
+        entered = set()
+
+        def trace(frame, event, argument):
+            if event == "call":
+                entered.add(frame.f_code)
+
+        started = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s)
+        sys.setprofile(trace)
+        yield
+        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        row = self.tests.setdefault(item.nodeid, {"passed": False})
+        row["seconds"] = round(time.perf_counter() - started, 4)
+        row["calls"] = sorted({index for index in map(self.index_of, entered) if index is not None})
+
+    def pytest_runtest_logreport(self, report):
+        """Note the outcome; a skipped test is no passed test."""
+        row = self.tests.setdefault(report.nodeid, {"passed": False})
+        if report.when == "call":
+            row["passed"] = report.outcome == "passed" and not hasattr(report, "wasxfail")
+        elif report.outcome != "passed":
+            row["passed"] = False
+
+    def index_of(self, code):
+        """Return the number of a function of the workspace, None for any other."""
+        if not code.co_filename.startswith(ROOT) or code.co_name.startswith("<"):
+            return None
+        key = f"{code.co_filename[len(ROOT) :]}:{code.co_firstlineno}"
+        return self.functions.setdefault(key, len(self.functions))
+
+
+def out_of_time(number, frame):
+    """End a test that takes too long."""
+    raise TimeoutError("this test takes too long for synthesis")
+
+
+def main():
+    """Run the suite and write what was seen."""
+    output, limit_s, files = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+    signal.signal(signal.SIGALRM, out_of_time)
+    recorder = Recorder(limit_s)
+    options = ["-q", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"]
+    pytest.main([*options, *files], plugins=[recorder])
+    with open(output, "w") as stream:
+        json.dump({"functions": list(recorder.functions), "tests": recorder.tests}, stream)
+
+
+main()
