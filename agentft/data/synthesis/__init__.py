@@ -1,0 +1,1 @@
+"""Repair sessions from any package with tests (floor 3): ``synthesize`` does it all; each stage has a module."""

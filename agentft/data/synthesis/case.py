@@ -16,7 +16,7 @@ from agentft.data.synthesis.defects import Defect, alternatives, find_defects, i
 from agentft.data.synthesis.package import Package
 from agentft.data.synthesis.profile import Profile
 from agentft.data.synthesis.screen import Verdict
-from agentft.data.synthesis.source import FileEdit, Function, Source
+from agentft.data.synthesis.source import FileEdit, Function, Source, apply_edit, edit_between
 
 WINDOW = 14
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Iteration|Interrupt|Exit)")
@@ -141,14 +141,23 @@ class Case:
                 if function.key in test.calls and function.name != self.name and not function.name.startswith("__"):
                     moved = next((f for f in now.functions if f.qualname == function.qualname), None)
                     window = window_from(now, moved.def_line) if moved else None
-                    if window and any(window.shows(path, line) for line in _call_lines(moved, self.name)):
-                        if not self.shown([window]):
-                            return function, window
+                    calls = _call_lines(moved, self.name)
+                    visible = window is not None and any(window.shows(path, line) for line in calls)
+                    if window is not None and visible and not self.shown([window]):
+                        return function, window
         return None
 
     def wrong_here(self) -> list[FileEdit]:
-        """Edits of the broken file that put another wrong text at the same place."""
-        return alternatives(self.defect, self._defects_of_function)
+        """Wrong edits of the broken line: another wrong text at the same place, or a change of its other parts."""
+        edits = alternatives(self.defect, self._defects_of_function)
+        if one_line(self.defect) and not self.defect.inserts_lines:
+            edits += [
+                edit_between(self.broken, other.start, other.end, other.text)
+                for other in find_defects(self.broken, self.function)
+                if self.broken.position(other.start)[0] == self.line and one_line(other) and is_sound(other)
+            ]
+        right = self.defect.original.text
+        return [edit for edit in edits if apply_edit(self.broken, edit) not in (None, right)]
 
     def wrong_nearby(self, windows: Sequence[Window]) -> list[Defect]:
         """Changes of correct lines of the same function that ``windows`` show; all are one-line changes."""

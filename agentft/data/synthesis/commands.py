@@ -85,4 +85,6 @@ def print_report(report: SynthReport, seconds: float) -> None:
     for name, counts in rows:
         table.add_row(name, ", ".join(f"{key} {value}" for key, value in counts.items()))
     console.print(table)
-    console.print(f"a first wrong edit in {report.mistakes:.0%} of the sessions; details in {report_path(report.output)}")
+    console.print(
+        f"a first wrong edit in {report.mistakes:.0%} of the sessions; details in {report_path(report.output)}"
+    )

@@ -27,7 +27,7 @@ class Deck:
         return not any(self._cards.values())
 
     def deal(self, count: int, full: Mapping[str, bool]) -> list[Defect]:
-        """Return up to ``count`` sound defects, each time of the kind that was dealt least; ``full`` kinds are left out."""
+        """Return up to ``count`` sound defects, each of the kind that was dealt least by then; no ``full`` kinds."""
         hand: list[Defect] = []
         while len(hand) < count:
             kinds = [kind for kind, cards in self._cards.items() if cards and not full.get(kind)]

@@ -20,7 +20,12 @@ _COMMITS = (
 
 
 def editor_state(
-    rng: random.Random, files: Mapping[str, str], fault: tuple[str, int], name: str, related: Sequence[str], at_cursor: bool
+    rng: random.Random,
+    files: Mapping[str, str],
+    fault: tuple[str, int],
+    name: str,
+    related: Sequence[str],
+    at_cursor: bool,
 ) -> IdeContext:
     """Return open files, cursor, viewport and git state.
 

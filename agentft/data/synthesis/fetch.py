@@ -9,7 +9,10 @@ configuration file), else the finder's default.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import lzma
 import os
 import shutil
 import stat
@@ -194,11 +197,7 @@ def _tar_members(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield _clean(member.name), content.read() if content is not None else b""
 
 
-def _decompressed(path: Path) -> IO[bytes]:
-    import bz2
-    import gzip
-    import lzma
-
+def _decompressed(path: Path) -> IO[bytes] | gzip.GzipFile:
     with path.open("rb") as stream:
         magic = stream.read(6)
     if magic.startswith(b"\x1f\x8b"):

@@ -5,11 +5,16 @@
 Writes {"functions": ["path:first line"…], "tests": {node id: {"seconds", "passed", "calls": [index…]}}}.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -19,17 +24,17 @@ ROOT = os.getcwd() + os.sep
 class Recorder:
     """A pytest plugin: which functions of the workspace does each test enter, how long does it take, does it pass."""
 
-    def __init__(self, limit_s):
+    def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self.functions = {}
-        self.tests = {}
+        self.functions: dict[str, int] = {}
+        self.tests: dict[str, dict[str, Any]] = {}
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item, nextitem):
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Trace one test, and stop it when its time is over."""
-        entered = set()
+        entered: set[CodeType] = set()
 
-        def trace(frame, event, argument):
+        def trace(frame: FrameType, event: str, argument: object) -> None:
             if event == "call":
                 entered.add(frame.f_code)
 
@@ -43,7 +48,7 @@ class Recorder:
         row["seconds"] = round(time.perf_counter() - started, 4)
         row["calls"] = sorted({index for index in map(self.index_of, entered) if index is not None})
 
-    def pytest_runtest_logreport(self, report):
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome; a skipped test is no passed test."""
         row = self.tests.setdefault(report.nodeid, {"passed": False})
         if report.when == "call":
@@ -51,7 +56,7 @@ class Recorder:
         elif report.outcome != "passed":
             row["passed"] = False
 
-    def index_of(self, code):
+    def index_of(self, code: CodeType) -> int | None:
         """Return the number of a function of the workspace, None for any other."""
         if not code.co_filename.startswith(ROOT) or code.co_name.startswith("<"):
             return None
@@ -59,17 +64,18 @@ class Recorder:
         return self.functions.setdefault(key, len(self.functions))
 
 
-def out_of_time(number, frame):
+def out_of_time(number: int, frame: FrameType | None) -> None:
     """End a test that takes too long."""
     raise TimeoutError("this test takes too long for synthesis")
 
 
-def main():
+def main() -> None:
     """Run the suite and write what was seen."""
     output, limit_s, files = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     signal.signal(signal.SIGALRM, out_of_time)
     recorder = Recorder(limit_s)
-    options = ["-q", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors"]
+    options = ["-q", "--tb=no", "--disable-warnings", "--continue-on-collection-errors"]
+    options += ["-p", "no:cacheprovider", "-o", "addopts="]
     pytest.main([*options, *files], plugins=[recorder])
     with open(output, "w") as stream:
         json.dump({"functions": list(recorder.functions), "tests": recorder.tests}, stream)

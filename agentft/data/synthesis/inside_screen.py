@@ -9,25 +9,27 @@ Writes [{"exit_code": int | null, "outcomes": {node id: "passed" | "failed"…},
 code is null where the child was ended by the time limit.
 """
 
+from __future__ import annotations
+
+import contextlib
+import importlib
 import json
 import os
 import signal
 import sys
+from typing import Any, NoReturn
 
-import _pytest.assertion.rewrite
-import _pytest.doctest
-import _pytest.unittest
 import pytest
 
 
 class Recorder:
     """A pytest plugin that keeps outcomes and the first line of every error."""
 
-    def __init__(self):
-        self.outcomes = {}
-        self.errors = {}
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
 
-    def pytest_runtest_logreport(self, report):
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the worst outcome of a test's phases."""
         if report.when == "call" or report.outcome != "passed":
             if self.outcomes.get(report.nodeid) != "failed":
@@ -37,20 +39,21 @@ class Recorder:
                 self.errors.setdefault(report.nodeid, crash.message.split("\n", 1)[0])
 
 
-def run(tests, write_end):
+def run(tests: list[str], write_end: int) -> NoReturn:
     """Run the tests in this (forked) process, and end it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     recorder = Recorder()
-    options = ["-q", "--tb=short", "--disable-warnings", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp=/tmp/pytest"]
+    options = ["-q", "--tb=short", "--disable-warnings", "--basetemp=/tmp/pytest"]
+    options += ["-p", "no:cacheprovider", "-o", "addopts="]
     code = int(pytest.main([*options, *tests], plugins=[recorder]))
     with os.fdopen(write_end, "w") as stream:
         json.dump({"exit_code": code, "outcomes": recorder.outcomes, "errors": recorder.errors}, stream)
     os._exit(0)
 
 
-def attempt(job, limit_s):
+def attempt(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
     """Try one job in a child process group that ends after ``limit_s`` seconds."""
     with open(job["path"]) as stream:
         old = stream.read()
@@ -70,17 +73,17 @@ def attempt(job, limit_s):
     with os.fdopen(read_end) as stream:
         answer = stream.read()
     os.waitpid(child, 0)
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     with open(job["path"], "w") as stream:
         stream.write(old)
-    return json.loads(answer) if answer else {"exit_code": None, "outcomes": {}, "errors": {}}
+    return dict(json.loads(answer)) if answer else {"exit_code": None, "outcomes": {}, "errors": {}}
 
 
-def main():
+def main() -> None:
     """Try every job in order."""
+    for part in ("assertion.rewrite", "doctest", "junitxml", "unittest"):  # what every child would import again
+        importlib.import_module(f"_pytest.{part}")
     request = json.load(sys.stdin)
     answers = [attempt(job, request["limit_s"]) for job in request["jobs"]]
     with open(sys.argv[1], "w") as stream:

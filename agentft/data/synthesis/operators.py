@@ -59,15 +59,13 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
     ast.LShift: (r"<<", (">>",)),
     ast.RShift: (r">>", ("<<",)),
 }
-_ATTRIBUTES = {
-    a: b
-    for pair in (
-        "append extend,lower upper,startswith endswith,lstrip rstrip,find rfind,index count,keys values,"
-        "items keys,pop get,add discard,split rsplit,setdefault get,update copy,insert append,min max,"
-        "difference intersection,popleft pop,appendleft append,real imag,move_to_end pop,partition rpartition"
-    ).split(",")
-    for a, b in (pair.split(), pair.split()[::-1])
-}
+_RELATED = (
+    *(("append", "extend"), ("lower", "upper"), ("startswith", "endswith"), ("lstrip", "rstrip"), ("find", "rfind")),
+    *(("index", "count"), ("keys", "values"), ("items", "keys"), ("pop", "get"), ("add", "discard")),
+    *(("split", "rsplit"), ("setdefault", "get"), ("update", "copy"), ("insert", "append"), ("min", "max")),
+    *(("difference", "intersection"), ("popleft", "pop"), ("appendleft", "append"), ("partition", "rpartition")),
+)
+_ATTRIBUTES = {**{right: left for left, right in _RELATED}, **dict(_RELATED)}
 _EXCEPTIONS = {
     "KeyError": "IndexError",
     "IndexError": "KeyError",
@@ -125,17 +123,16 @@ def constant_change(site: Site) -> Iterator[Change]:
         yield start, end, str(node.value + 1)
         if node.value > 0:
             yield start, end, str(node.value - 1)
-    elif isinstance(node.value, str) and len(node.value) <= 3 and not isinstance(site.parent, ast.Expr):
-        if re.fullmatch(r"""'[^'\\]*'|"[^"\\]*\"""", site.source.text[start:end]):
-            quote = site.source.text[start]
-            yield start, end, f"{quote}{'_' if node.value in ('', ' ') else ''}{quote}"
+    elif isinstance(node.value, str) and re.fullmatch(r"""'[^'\\]{,3}'|"[^"\\]{,3}\"""", site.source.text[start:end]):
+        quote = site.source.text[start]
+        yield start, end, f"{quote}{'_' if node.value in ('', ' ') else ''}{quote}"
 
 
 def boolean_flip(site: Site) -> Iterator[Change]:
     """``True`` for ``False``."""
-    if isinstance(site.node, ast.Constant) and isinstance(site.node.value, bool):
-        if not isinstance(site.parent, ast.arguments):
-            yield *site.source.span(site.node), str(not site.node.value)
+    node = site.node
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool) and not isinstance(site.parent, ast.arguments):
+        yield *site.source.span(node), str(not node.value)
 
 
 def condition_negated(site: Site) -> Iterator[Change]:
@@ -144,7 +141,7 @@ def condition_negated(site: Site) -> Iterator[Change]:
     if not isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.comprehension):
         return
     for test in node.ifs[:1] if isinstance(node, ast.comprehension) else [node.test]:
-        start, end = site.source.span(test)
+        start = site.source.span(test)[0]
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             yield start, site.source.span(test.operand)[0], ""
         elif isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
@@ -193,15 +190,17 @@ def wrong_attribute(site: Site) -> Iterator[Change]:
 def removed_guard(site: Site) -> Iterator[Change]:
     """An ``if`` that only returns, raises, continues or breaks is gone."""
     node = site.node
-    if isinstance(node, ast.If) and not node.orelse and len(node.body) == 1:
-        if isinstance(node.body[0], ast.Return | ast.Raise | ast.Continue | ast.Break):
-            yield from _without_lines(site)
+    leaves = ast.Return | ast.Raise | ast.Continue | ast.Break
+    if isinstance(node, ast.If) and not node.orelse and len(node.body) == 1 and isinstance(node.body[0], leaves):
+        yield from _without_lines(site)
 
 
 def removed_statement(site: Site) -> Iterator[Change]:
     """An assignment or a call is gone."""
     node = site.node
-    if isinstance(node, ast.Assign | ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+    if isinstance(node, ast.Assign | ast.AugAssign) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
         yield from _without_lines(site)
 
 
@@ -221,7 +220,9 @@ def swapped_arguments(site: Site) -> Iterator[Change]:
 def dropped_return(site: Site) -> Iterator[Change]:
     """The value is computed, but not returned or yielded."""
     node = site.node
-    if isinstance(node, ast.Return) and isinstance(node.value, ast.Call | ast.BinOp | ast.Name | ast.Compare | ast.IfExp):
+    if isinstance(node, ast.Return) and isinstance(
+        node.value, ast.Call | ast.BinOp | ast.Name | ast.Compare | ast.IfExp
+    ):
         yield site.source.span(node)[0], site.source.span(node.value)[0], ""
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield) and node.value.value is not None:
         yield site.source.span(node.value)[0], site.source.span(node.value.value)[0], ""
@@ -369,12 +370,13 @@ def _local_names(function: Function) -> dict[str, int]:
 
 def _own_attributes(site: Site, called: bool) -> list[str]:
     """Return up to two attributes of ``self`` that the function uses in the same way (called or not)."""
-    calls, plain = set(), set()
-    for node in ast.walk(site.function.node):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            calls.add(node.func)
-    for node in ast.walk(site.function.node):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            if (node in calls) == called:
-                plain.add(node.attr)
-    return sorted(plain)[:2]
+    calls = {node.func for node in ast.walk(site.function.node) if isinstance(node, ast.Call)}
+    names = {
+        node.attr
+        for node in ast.walk(site.function.node)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and (node in calls) == called
+    }
+    return sorted(names)[:2]

@@ -20,22 +20,22 @@ from typing import Any
 
 from agentft.data.synthesis.case import Case, Window, window_around
 from agentft.data.synthesis.defects import Defect, is_sound
-from agentft.data.synthesis.source import FileEdit, Source, edit_between
+from agentft.data.synthesis.source import FileEdit, Source, apply_edit, edit_between, edit_from_to
 from agentft.etai import IdeContext
 from agentft.sandbox.base import ExecResult
 
 MAX_STEPS = 6
 WEIGHTS: Mapping[str, float] = {
     "run": 3.0,
-    "confirm": 1.3,
-    "paste": 2.0,
-    "where": 1.6,
-    "named": 1.2,
-    "cursor": 1.2,
-    "exact": 1.2,
-    "undo": 1.5,
-    "test": 1.0,
-    "caller": 1.2,
+    "confirm": 2.0,
+    "paste": 1.8,
+    "where": 4.0,
+    "named": 1.0,
+    "cursor": 1.0,
+    "exact": 0.5,
+    "undo": 2.0,
+    "test": 4.0,
+    "caller": 5.0,
 }
 """How often each opening is tried first; a case that does not allow it goes on to the next."""
 
@@ -74,7 +74,9 @@ class Plan:
         return self.actions[-1].tool == "pytest_run"
 
 
-def plan_session(case: Case, ide: IdeContext, probe: Callable[[], ExecResult], rng: random.Random, first: str) -> Plan | None:
+def plan_session(
+    case: Case, ide: IdeContext, probe: Callable[[], ExecResult], rng: random.Random, first: str
+) -> Plan | None:
     """Return a plan with opening ``first``, or None where the case does not allow it.
 
     Args:
@@ -91,7 +93,9 @@ def plan_session(case: Case, ide: IdeContext, probe: Callable[[], ExecResult], r
     if rng.random() < NO_RUN_SHARE.get(first, 0.0):
         actions = [*located, _edit(case, case.defect.repair, "exact" if first == "exact" else _edit_thought(case))]
         return Plan(first, files, tuple(actions), (*wishes, "norun"), extra_facts)
-    windows = [Window(a.args["path"], a.args["start_line"], a.args["end_line"]) for a in located if a.tool == "file_read"]
+    windows = [
+        Window(a.args["path"], a.args["start_line"], a.args["end_line"]) for a in located if a.tool == "file_read"
+    ]
     middle = _edits(case, windows, room, rng, first)
     room -= len(middle) - 2
     phases = sum(action.tool == "pytest_run" for action in middle)
@@ -275,20 +279,16 @@ def _edits(case: Case, windows: list[Window], room: int, rng: random.Random, ope
     if here:
         wrong = rng.choice(here)
         failing = _run(case.test, "test_edit", 1, wrong.line)
-        return [_edit(case, wrong, "mistake", mistake=True), failing, _edit(case, _after(case, wrong), "correct"), passing]
+        left = apply_edit(case.broken, wrong)
+        assert left is not None
+        correct = edit_from_to(Source(case.defect.path, left), case.defect.original.text)
+        return [_edit(case, wrong, "mistake", mistake=True), failing, _edit(case, correct, "correct"), passing]
     return [right, passing]
 
 
-def _after(case: Case, wrong: FileEdit) -> FileEdit:
-    """Return the right edit of what a wrong edit at the same place has left."""
-    at = case.broken.text.index(wrong.old, case.broken.line_start(wrong.line))
-    text = case.broken.text[:at] + wrong.new + case.broken.text[at + len(wrong.old) :]
-    original = case.defect.original.text
-    start, end = case.defect.start, len(text) - (len(original) - case.defect.end)
-    return edit_between(Source(case.defect.path, text), start, end, original[start : case.defect.end])
-
-
-def _pick(choices: list[Defect], rng: random.Random, wanted: Callable[[Defect], bool] = lambda _: True) -> Defect | None:
+def _pick(
+    choices: list[Defect], rng: random.Random, wanted: Callable[[Defect], bool] = lambda _: True
+) -> Defect | None:
     shuffled = rng.sample(choices, len(choices))
     return next((other for other in shuffled[:20] if wanted(other) and is_sound(other)), None)
 
@@ -340,5 +340,3 @@ def _names(name: str, text: str) -> bool:
 def _short(text: str) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= 60 else f"{flat[:57]}…"
-
-

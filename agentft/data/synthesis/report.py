@@ -66,7 +66,10 @@ class SynthReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        plain = {name: dict(value.most_common()) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        plain = {
+            name: dict(value.most_common()) if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+        }
         plain["steps"] = dict(sorted(self.steps.items()))
         return {**plain, "output": str(self.output)}
 

@@ -39,7 +39,9 @@ class Verdict:
         """Why the defect is of no use (empty if it is)."""
         if self.caught:
             return ""
-        return {None: "tests ran out of time", 0: "not caught by tests"}.get(self.exit_code, "import or collection broke")
+        return {None: "tests ran out of time", 0: "not caught by tests"}.get(
+            self.exit_code, "import or collection broke"
+        )
 
 
 def screen(package: Package, jobs: Sequence[tuple[Defect, Sequence[str]]], lease: Lease) -> list[Verdict]:
@@ -58,9 +60,7 @@ def screen(package: Package, jobs: Sequence[tuple[Defect, Sequence[str]]], lease
     }
     limit_s = 10.0 + JOB_LIMIT_S * len(jobs)
     argv = ("python3", script, output)
-    result = lease.exec(
-        ExecRequest(argv=argv, env=TOOL_ENV, stdin=json.dumps(request).encode(), timeout_s=limit_s)
-    )
+    result = lease.exec(ExecRequest(argv=argv, env=TOOL_ENV, stdin=json.dumps(request).encode(), timeout_s=limit_s))
     if result.status == "infra":
         raise SandboxError("defects could not be screened", where=package.name, got=result.stderr)
     try:

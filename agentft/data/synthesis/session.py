@@ -87,7 +87,9 @@ def _check(action: Action, result: ExecResult) -> None:
             raise Dropped(f"{action.tool} failed")
         if action.thought in ("neighbour", "confirm", "whole"):
             raise Dropped("another test does not pass")
-        raise Dropped("a wrong edit passed or broke the import" if action.exit_code == 1 else "the repair does not pass")
+        raise Dropped(
+            "a wrong edit passed or broke the import" if action.exit_code == 1 else "the repair does not pass"
+        )
     if action.must_show is not None and f"{action.must_show}: " not in result.stdout:
         raise Dropped("a read does not show the place")
 

@@ -157,6 +157,16 @@ def edit_between(before: Source, start: int, end: int, replacement: str) -> File
     return FileEdit(before.path, first, old, before.text[left:start] + replacement + before.text[end:right])
 
 
+def edit_from_to(before: Source, after: str) -> FileEdit:
+    """Return the smallest sensible edit that turns ``before`` into ``after``: what lies between their common ends."""
+    shorter = min(len(before.text), len(after))
+    start = next((at for at in range(shorter) if before.text[at] != after[at]), shorter)
+    same = 0
+    while same < shorter - start and before.text[-1 - same] == after[-1 - same]:
+        same += 1
+    return edit_between(before, start, len(before.text) - same, after[start : len(after) - same])
+
+
 def _grow(before: Source, start: int, end: int, low: int, high: int) -> tuple[int, int]:
     """Widen [start, end) inside [low, high) until the text is telling and unique on its line."""
     cuts = [low + match.start() for match in _TOKEN.finditer(before.text[low:high])] + [high]

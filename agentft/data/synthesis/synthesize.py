@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -63,7 +63,7 @@ class SandboxSettings:
     backend: Literal["docker", "local"] = "docker"
     image: str = "python"
     workers: int = 2
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 def synthesize(

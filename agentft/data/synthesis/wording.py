@@ -86,16 +86,16 @@ INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
         "Just change `{old}` into `{new}` at {file}:{line}; {s}.",
     ),
     "undo": (
-        "I changed `{new}` to `{old}` on line {line} of {file}, but still {s}. Undo that, check that it fails as before, "
-        "then fix the real cause.",
+        "I changed `{new}` to `{old}` on line {line} of {file}, but still {s}. Undo that, check that it fails as "
+        "before, then fix the real cause.",
         "{S}. My attempt (`{old}` instead of `{new}` at {file}:{line}) did not help: take it back, run the test, and "
         "look for the real reason.",
-        "Put `{new}` back where I wrote `{old}` ({file}, line {line}), it did not help. See the failure again and fix it: "
-        "{s}.",
-        "Revert my try on line {line} of {file}, `{old}` has to be `{new}` again. It failed before that too: {s}. Repair it.",
-        "My edit at {file}:{line} from `{new}` to `{old}` was no use, {s}. Take it out, confirm the failure, then solve it.",
-        "Please take back `{old}` on line {line} of {file} (it was `{new}`). The failure was there before: {s}. Then find "
-        "the cause.",
+        "Put `{new}` back where I wrote `{old}` ({file}, line {line}), it did not help. See the failure again and fix "
+        "it: {s}.",
+        "Revert my try on line {line} of {file}, `{old}` has to be `{new}` again. It failed before too: {s}. Repair.",
+        "My edit at {file}:{line} from `{new}` to `{old}` was no use, {s}. Take it out, confirm that, then solve it.",
+        "Please take back `{old}` on line {line} of {file} (it was `{new}`). It failed before too: {s}. Then find the "
+        "cause.",
     ),
     "test": (
         "Read {test} first, then fix what it checks: {s}.",
@@ -188,12 +188,24 @@ THOUGHTS: Mapping[str, tuple[str, ...]] = {
         "On line {line}, `{new}` is meant.",
         "The mistake is on line {line}.",
     ),
-    "insert": ("A line is missing after line {line}.", "Something is left out at line {line}.", "Line {line} lacks a step."),
-    "implement": ("`{name}` has no body.", "The body of `{name}` is missing.", "Nothing is implemented on line {line}."),
+    "insert": (
+        "A line is missing after line {line}.",
+        "Something is left out at line {line}.",
+        "Line {line} lacks a step.",
+    ),
+    "implement": (
+        "`{name}` has no body.",
+        "The body of `{name}` is missing.",
+        "Nothing is written here.",
+    ),
     "exact": ("The change is given.", "Line {line} is named already.", "The instruction says what to write."),
     "undo": ("Take the attempt back first.", "The old text comes back first.", "Restore line {line}."),
     "correct": ("Still failing: line {line} needs `{new}`.", "That was the wrong text.", "`{old}` was not it either."),
-    "revert": ("That was not the cause, put it back.", "It did not help, restore line {line}.", "Wrong place, undo it."),
+    "revert": (
+        "That was not the cause, put it back.",
+        "It did not help, restore line {line}.",
+        "Wrong place, undo it.",
+    ),
     "after_revert": ("The other suspect is line {line}.", "Line {line} is left.", "So it must be line {line}."),
     "mistake": ("Perhaps it is line {line}.", "Line {line} looks odd.", "`{old}` may be the cause.", "Try `{new}`."),
     "test_edit": ("The change is in.", "Edited; see whether it holds.", "Line {line} is changed.", "Does it pass now?"),
