@@ -47,6 +47,7 @@ class AgentModel(ComposerModel):
         backbone: The Hugging Face causal LM.
         heads: See ``AgentHeads``.
         loss_weights: Weight of each component now.
+        cpu_bfloat16: Run the forward pass in bfloat16 autocast on a CPU, which Composer's ``precision`` refuses to do.
         statistics: component → [2] float64, sum and count over the microbatches since ``reset_statistics``.
     """
 
@@ -64,6 +65,7 @@ class AgentModel(ComposerModel):
         self.tools, self.intents = tuple(tools), INTENTS
         self.entropy_bonus = entropy_bonus
         self.loss_weights: dict[str, float] = dict.fromkeys(COMPONENTS, 1.0)
+        self.cpu_bfloat16 = False
         self.statistics: dict[str, Tensor] = {}
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -73,6 +75,12 @@ class AgentModel(ComposerModel):
             ``logits`` [N, V] at the N trained positions, ``next_at`` [N, 2] row and column of the token each of them
             predicts, ``hidden`` [B, T, H], and the heads' ``intent``, ``tool``, ``cursor``, ``reward``.
         """
+        if self.cpu_bfloat16 and batch["input_ids"].device.type == "cpu":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self._predict(batch)
+        return self._predict(batch)
+
+    def _predict(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         hidden = hidden_states(self.backbone, batch["input_ids"], batch["position_ids"])
         trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)
         before = trained.nonzero()  # [N, 2]; column c predicts the token at c + 1

@@ -171,6 +171,22 @@ def test_weight_decay_means_what_it_means_for_adamw() -> None:
     torch.testing.assert_close(weight.detach(), before * (1 - 0.01 * 0.5))
 
 
+@pytest.mark.parametrize("preset", ["tiny-glm", "tiny-kimi"])
+def test_bfloat16_on_a_cpu_stays_close_and_keeps_float32_gradients(preset: str) -> None:
+    agent, batch = make_agent(preset), batch_of()
+    with torch.no_grad():
+        expected = agent.loss(agent(batch), batch)
+    agent.cpu_bfloat16 = True
+    outputs = agent(batch)
+    losses = agent.loss(outputs, batch)
+    losses["total"].backward()
+    assert outputs["logits"].dtype == torch.bfloat16
+    assert losses["total"].dtype == torch.float32
+    assert agent.backbone.lm_head.weight.grad.dtype == torch.float32
+    for name in COMPONENTS:
+        assert losses[name].item() == pytest.approx(expected[name].item(), rel=0.02, abs=0.02), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny-glm", "tiny-kimi"])
 def test_it_learns_a_handful_of_sessions_by_heart(preset: str) -> None:
