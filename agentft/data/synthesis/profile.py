@@ -31,7 +31,7 @@ _PLAIN_ID = re.compile(r"[\w./:-]+")
 
 
 @dataclass(frozen=True)
-class TestRow:
+class ProfiledTest:
     """One test (parameters taken together): its time in seconds, whether it passes, the functions it enters."""
 
     node_id: str
@@ -49,9 +49,9 @@ class TestRow:
 class Profile:
     """The tests of a package, in the order in which they ran."""
 
-    tests: tuple[TestRow, ...]
+    tests: tuple[ProfiledTest, ...]
 
-    def tests_of(self, function: Function) -> tuple[TestRow, ...]:
+    def tests_of(self, function: Function) -> tuple[ProfiledTest, ...]:
         """Return at most ``MAX_TESTS`` fast passing tests of one file that enter ``function``; its namesakes first."""
         usable = [t for t in self.tests if function.key in t.calls and self._is_usable(t)]
         if not usable:
@@ -60,7 +60,7 @@ class Profile:
         ranked = sorted(usable, key=lambda t: (name not in t.node_id.lower(), len(t.calls), t.seconds, t.node_id))
         return tuple(t for t in ranked if t.file == ranked[0].file)[:MAX_TESTS]
 
-    def unrelated(self, function: Function, file: str) -> tuple[TestRow, ...]:
+    def unrelated(self, function: Function, file: str) -> tuple[ProfiledTest, ...]:
         """Return fast passing tests of ``file`` that do not enter ``function``."""
         return tuple(t for t in self.tests if t.file == file and function.key not in t.calls and self._is_usable(t))
 
@@ -70,7 +70,7 @@ class Profile:
         return bool(rows) and all(t.passed for t in rows) and sum(t.seconds for t in rows) <= MAX_FILE_SECONDS
 
     @staticmethod
-    def _is_usable(test: TestRow) -> bool:
+    def _is_usable(test: ProfiledTest) -> bool:
         return test.passed and test.seconds <= MAX_TEST_SECONDS and _PLAIN_ID.fullmatch(test.node_id) is not None
 
 
@@ -85,7 +85,7 @@ def profile_package(package: Package, lease: Lease, image_digest: str, cache: Pa
     kept = (cache or cache_root()) / "profiles" / f"{package.name}-{package.version}-{key}.json"
     if kept.is_file():
         rows = json.loads(kept.read_text())
-        return Profile(tuple(TestRow(r["node_id"], r["seconds"], r["passed"], tuple(r["calls"])) for r in rows))
+        return Profile(tuple(ProfiledTest(r["node_id"], r["seconds"], r["passed"], tuple(r["calls"])) for r in rows))
     profile = Profile(_merged(_run(package, lease)))
     if not any(test.passed for test in profile.tests):
         raise DataError(
@@ -119,17 +119,17 @@ def _run(package: Package, lease: Lease) -> Mapping[str, dict[str, object]]:
     }
 
 
-def _merged(rows: Mapping[str, dict[str, object]]) -> tuple[TestRow, ...]:
+def _merged(rows: Mapping[str, dict[str, object]]) -> tuple[ProfiledTest, ...]:
     """Take the parameters of a test together: times add up, all must pass."""
-    merged: dict[str, TestRow] = {}
+    merged: dict[str, ProfiledTest] = {}
     for node_id, row in rows.items():
         base = node_id.split("[", 1)[0]
         seconds, passed = float(str(row.get("seconds", 0.0))), bool(row["passed"])
         calls = row["calls"]
         assert isinstance(calls, list)
-        before = merged.get(base, TestRow(base, 0.0, True, ()))
+        before = merged.get(base, ProfiledTest(base, 0.0, True, ()))
         together = tuple(sorted({*before.calls, *calls}))
-        merged[base] = TestRow(base, round(before.seconds + seconds, 4), before.passed and passed, together)
+        merged[base] = ProfiledTest(base, round(before.seconds + seconds, 4), before.passed and passed, together)
     return tuple(merged.values())
 
 

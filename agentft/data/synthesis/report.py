@@ -16,7 +16,8 @@ from agentft.etai import Session
 class SynthReport:
     """Counts of one synthesis; ``output`` is the file of sessions.
 
-    ``tried`` counts defects whose tests were run; ``dropped`` says why those without a session have none.
+    ``tried`` counts defects whose tests were run; ``dropped`` says why those without a session have none, ``unused``
+    how many were caught but not needed. ``resumed`` counts answers taken over from an earlier call.
     ``bigram`` is the share of steps whose tool the commonest successor of (tool, exit code) names, counted on the same
     sessions: what a router that reads nothing else would reach at most.
     """
@@ -26,6 +27,8 @@ class SynthReport:
     tried: int = 0
     kept: int = 0
     wanted: int = 0
+    unused: int = 0
+    resumed: int = 0
     reused: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     dropped: Counter[str] = field(default_factory=Counter)

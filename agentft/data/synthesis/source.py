@@ -151,7 +151,7 @@ def edit_between(before: Source, start: int, end: int, replacement: str) -> File
     first, _ = before.position(start)
     last, _ = before.position(max(start, end - 1))
     low, high = before.line_start(first), before.line_start(last) + len(before.lines[last - 1])
-    low += len(before.lines[first - 1]) - len(before.lines[first - 1].lstrip())
+    low = min(start, low + len(before.lines[first - 1]) - len(before.lines[first - 1].lstrip()))
     left, right = _grow(before, start, end, low, high)
     old = before.text[left:right]
     return FileEdit(before.path, first, old, before.text[left:start] + replacement + before.text[end:right])

@@ -95,7 +95,7 @@ def synthesize(
         settings.backend, settings.image, workers=settings.workers, limits=settings.limits, run_name="synth"
     )
     with closing(pool), closing(journal):
-        report = SynthReport(output, request, wanted=count)
+        report = SynthReport(output, request, wanted=count, resumed=len(journal))
         run = _Run(pool, settings.workers, journal, count, seed, progress, report)
         with _timed(report, "profile"):
             run.prepare(packages)
@@ -155,6 +155,7 @@ class _Run:
                 waiting = self._write(waiting)
             if len(self.kept) >= self.count or not (caught or waiting):
                 break
+        self.report.unused = self.report.tried - len(self.kept) - sum(self.report.dropped.values())
         return self.kept
 
     def _screen(self, before: int) -> list[Case]:
