@@ -1,4 +1,4 @@
-"""Defects: every operator on real code and on generated code; mutants parse, differ, are small, and are undone exactly."""
+"""Defects on real and on generated code: mutants parse, differ, are small, and are undone exactly."""
 
 from __future__ import annotations
 

@@ -121,15 +121,15 @@ def test_a_mistake_really_fails_and_is_followed_by_its_repair(sessions: list[Ses
 def test_a_stopped_synthesis_goes_on_and_gives_the_same_sessions(
     made: SynthReport, sessions: list[Session], tmp_path: Path
 ) -> None:
-    class Stopped(Exception):
+    class StopError(Exception):
         pass
 
     def stop(state: Progress) -> None:
         if state.kept == 2:
-            raise Stopped
+            raise StopError
 
     output = tmp_path / "again.jsonl"
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         synthesize([PACKAGE], COUNT, output, seed=3, progress=stop)
     assert not output.exists()
     states: list[Progress] = []
