@@ -185,7 +185,7 @@ class TrainConfig:
     eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
     checkpoint_interval: str = "1dur"  # time between checkpoints
     checkpoint_keep: int = 2  # checkpoints kept on disk
-    threads: int = 0  # torch threads a process; 0 leaves torch's choice
+    threads: int = 0  # torch threads a process; 0 takes OMP_NUM_THREADS, else an equal share of the cores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -18,17 +17,12 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 from agentft.config.load import to_yaml
 from agentft.config.schema import RunConfig
 from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError
 from agentft.train.check import load_run_config
 from agentft.train.preflight import preflight, run_folder
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: everything is closed as after Ctrl-C, then the process ends by that signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,16 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command(arguments: argparse.Namespace) -> int:
     """``agentft train``: run and return the exit code. Of several processes only the one that fails first speaks."""
-    previous = signal.signal(signal.SIGTERM, _terminate)
     first = int(os.environ.get("RANK", "0")) == 0
     folder: Path | None = None
     try:
         config = load_run_config(arguments.config, arguments.overrides)
         folder = _prepare(config) if first else run_folder(config)
         _train(config, folder)
-    except Terminated:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
     except KeyboardInterrupt:
         if first:
             print("agentft: interrupted; the run's folder keeps what was written", file=sys.stderr)
@@ -61,8 +51,6 @@ def command(arguments: argparse.Namespace) -> int:
     except Exception:
         _report(folder, first, traceback.format_exc())
         return EXIT_FAILED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return EXIT_OK
 
 
@@ -91,8 +79,9 @@ def _train(config: RunConfig, folder: Path) -> None:
     if dist.get_world_size() > 1:
         dist.initialize_dist(None if config.train.device == "auto" else config.train.device)
         dist.barrier()  # the first rank has made the folder
-    threads = config.train.threads or max(1, len(os.sched_getaffinity(0)) // dist.get_local_world_size())
-    torch.set_num_threads(threads)
+    if config.train.threads or "OMP_NUM_THREADS" not in os.environ:
+        share = len(os.sched_getaffinity(0)) // dist.get_local_world_size()
+        torch.set_num_threads(config.train.threads or max(1, share))
     run = build(config, folder)
     try:
         built = time.monotonic()
@@ -107,10 +96,6 @@ def _train(config: RunConfig, folder: Path) -> None:
     if dist.get_global_rank() == 0:
         print(f"{folder}: {run.trainer.state.timestamp.batch.value} batches in {fitted - built:.0f} s; next:")
         print(f"  agentft traces {folder}\n  agentft eval {folder}")
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 def _report(folder: Path | None, first: bool, text: str) -> None:
