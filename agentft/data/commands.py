@@ -94,8 +94,10 @@ def _sections(config: str | None) -> tuple[TextConfig, FeedbackPositionsConfig]:
 
 
 def _table(meta: ShardMeta, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("split", "sessions", "steps", "trained tokens", "context tokens", "longest", "shards", "from"):
+    table = Table(
+        title=title, title_justify="left", caption="trained, context, longest: tokens", caption_justify="left"
+    )
+    for name in ("split", "sessions", "steps", "trained", "context", "longest", "shards", "from"):
         table.add_column(name, justify="left" if name in ("split", "from") else "right")
     for split, part in meta.splits.items():
         origins = ", ".join(f"{name or 'unknown'} {count}" for name, count in list(part.repositories.items())[:4])
