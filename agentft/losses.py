@@ -20,6 +20,9 @@ COMPONENTS: tuple[str, ...] = ("code", "intent", "tool", "cursor", "reward", "po
 NO_TARGET = -100
 """Label of a token or tool that is not trained."""
 
+LET_GO = -4.6
+"""Log-probability (of about 1 %) below which the policy term pushes a token down no further."""
+
 CELLS_PER_UNIT = 16.0
 """Cursor distances enter the Huber loss in units of 16 cells; a cell is one character wide and one line high."""
 
@@ -42,6 +45,9 @@ def code_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 def policy_sum(logits: Tensor, tokens: Tensor, advantages: Tensor, entropy_bonus: float) -> Tensor:
     """Policy gradient on the tokens of executed calls: Σ −advantage·log p(token) − bonus·entropy.
 
+    Where the advantage is negative, log p counts as at least ``LET_GO``: a token that has become unlikely is let go.
+    Without that floor, calls that are shown again every epoch are pushed down for ever, and the loss has no bottom.
+
     Args:
         logits: [N, V] any float type.
         tokens: [N] int64, the token that was written.
@@ -52,6 +58,7 @@ def policy_sum(logits: Tensor, tokens: Tensor, advantages: Tensor, entropy_bonus
     log_probs = F.log_softmax(logits[rows].float(), dim=-1)
     chosen = log_probs.gather(1, tokens[rows, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
+    chosen = torch.where(advantages[rows] < 0, chosen.clamp_min(LET_GO), chosen)
     return -(advantages[rows] * chosen + entropy_bonus * entropy).sum()
 
 

@@ -49,11 +49,12 @@ def train_agent(
     renderer: Renderer,
     known: Sequence[Session],
     batches: int = 5,
+    duration: str | None = None,
     batch_size: int = 4,
     dropout: float = 0.0,
     more: Sequence[Callback] = (),
 ) -> Trained:
-    """Train for ``batches`` batches on this rank's share of ``known``."""
+    """Train for ``batches`` batches (or ``duration``) on this rank's share of ``known``."""
     loader = ListLoader(renderer, known, batch_size)
     model = make_model(renderer, dropout=dropout)
     feedback = ExecutionFeedback(
@@ -72,7 +73,7 @@ def train_agent(
             loader, split_batch=split, get_num_samples_in_batch=num_samples, get_num_tokens_in_batch=num_tokens
         ),
         optimizers=DecoupledAdamW(model.parameters(), lr=1e-3),
-        max_duration=f"{batches}ba",
+        max_duration=duration or f"{batches}ba",
         device="cpu",
         device_train_microbatch_size=3,
         callbacks=[feedback, seen, *more],

@@ -176,6 +176,14 @@ def test_calls_run_ahead_of_their_batch(tmp_path: Path) -> None:
     assert executor.closed == 1
 
 
+def test_nothing_runs_beyond_the_end_of_a_run_in_epochs(tmp_path: Path) -> None:
+    executor = InProcessExecutor()
+    train(tmp_path, executor, FeedbackConfig(probe=ProbeConfig(every=0)), duration="2ep")
+    assert {key.split("/")[1] for key in executor.keys} == {"0", "1", "2", "3"}
+    assert len(executor.keys) == len(set(executor.keys))
+    assert {line.batch for line in read_traces(tmp_path)} == {0, 1, 2, 3}
+
+
 def test_the_share_is_stable_and_the_rest_is_left_alone(tmp_path: Path) -> None:
     config = FeedbackConfig(recorded=RecordedConfig(share=0.5), probe=ProbeConfig(every=0))
     _, _, _ = train(tmp_path, InProcessExecutor(), config, batches=4)

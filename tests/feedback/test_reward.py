@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentft.config.schema import RewardConfig
 from agentft.feedback.reward import advantages, credit, credits_of_session, shaped_reward, standing
+from agentft.losses import LET_GO, policy_sum
 from agentft.sandbox.base import ExecResult, Status
 
 CONFIG = RewardConfig()
@@ -75,3 +77,16 @@ def test_leave_one_out_advantages_sum_to_zero_and_ignore_the_split_over_ranks(re
 def test_one_reward_alone_has_no_advantage() -> None:
     assert advantages([1.0]).tolist() == [0.0]
     assert advantages([]).shape == (0,)
+
+
+def test_a_token_that_has_become_unlikely_is_pushed_down_no_further() -> None:
+    """Recorded mistakes come again every epoch: without a floor their log-probability and the loss fall for ever."""
+    logits = torch.tensor([[0.0, 0.0], [9.0, 0.0]], requires_grad=True)  # token 1: even odds, then one in 8,000
+    loss = policy_sum(logits, torch.tensor([1, 1]), torch.tensor([-1.2, -1.2]), 0.0)
+    loss.backward()
+    assert float(loss) == pytest.approx(1.2 * (np.log(0.5) + LET_GO), abs=1e-5)
+    assert logits.grad is not None
+    assert logits.grad[0, 1] > 0  # descent lowers it
+    assert logits.grad[1].abs().sum() == 0
+    praised = policy_sum(logits, torch.tensor([1, 1]), torch.tensor([0.0, 1.0]), 0.0)
+    assert float(praised) > 9  # praise reaches down to any depth
