@@ -16,7 +16,7 @@ from agentft.data.synthesis.defects import Defect, alternatives, find_defects, i
 from agentft.data.synthesis.package import Package
 from agentft.data.synthesis.profile import Profile
 from agentft.data.synthesis.screen import Verdict
-from agentft.data.synthesis.source import FileEdit, Function, Source, apply_edit, edit_between
+from agentft.data.synthesis.source import FileEdit, Function, Source, apply_edit, edit_between, source_of
 
 WINDOW = 14
 _ERROR_NAME = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Iteration|Interrupt|Exit)")
@@ -121,7 +121,7 @@ class Case:
     @property
     def test_window(self) -> Window | None:
         """The lines of the failing test."""
-        source = Source(self.test_file, self.files[self.test_file])
+        source = source_of(self.test_file, self.files[self.test_file])
         wanted = ".".join(self.test.split("::")[1:])
         found = next((f for f in source.functions if f.qualname == wanted), None)
         return None if found is None else window_from(source, found.def_line)
@@ -135,8 +135,8 @@ class Case:
         """A function that the failing test enters, that calls the broken one, and whose read shows that call."""
         test = next(t for t in self.profile.tests if t.node_id == self.test)
         for path in (path for path in self.package.sources if path in self.files):
-            original = Source(path, self.package.files[path])
-            now = Source(path, self.files[path])
+            original = source_of(path, self.package.files[path])
+            now = source_of(path, self.files[path])
             for function in original.functions:
                 if function.key in test.calls and function.name != self.name and not function.name.startswith("__"):
                     moved = next((f for f in now.functions if f.qualname == function.qualname), None)
@@ -147,17 +147,21 @@ class Case:
                         return function, window
         return None
 
-    def wrong_here(self) -> list[FileEdit]:
-        """Wrong edits of the broken line: another wrong text at the same place, or a change of its other parts."""
-        edits = alternatives(self.defect, self._defects_of_function)
+    def wrong_here(self, rng: random.Random) -> FileEdit | None:
+        """Return a wrong edit of the broken line: another wrong text at the same place, or a change of another part."""
+        same = find_defects(self.defect.original, self.defect.function)
+        edits = alternatives(self.defect, same)
         if one_line(self.defect) and not self.defect.inserts_lines:
-            edits += [
-                edit_between(self.broken, other.start, other.end, other.text)
+            others = [
+                other
                 for other in find_defects(self.broken, self.function)
-                if self.broken.position(other.start)[0] == self.line and one_line(other) and is_sound(other)
+                if self.broken.position(other.start)[0] == self.line and one_line(other)
             ]
+            others = [other for other in rng.sample(others, min(3, len(others))) if is_sound(other)]
+            edits += [edit_between(self.broken, other.start, other.end, other.text) for other in others]
         right = self.defect.original.text
-        return [edit for edit in edits if apply_edit(self.broken, edit) not in (None, right)]
+        edits = [edit for edit in edits if apply_edit(self.broken, edit) not in (None, right)]
+        return rng.choice(edits) if edits else None
 
     def wrong_nearby(self, windows: Sequence[Window]) -> list[Defect]:
         """Changes of correct lines of the same function that ``windows`` show; all are one-line changes."""
@@ -171,10 +175,6 @@ class Case:
             if apart and visible and one_line(other) and other.kind != "function_removed":
                 found.append(other)
         return found
-
-    @cached_property
-    def _defects_of_function(self) -> list[Defect]:
-        return [other for other in find_defects(self.defect.original, self.defect.function) if is_sound(other)]
 
 
 def one_line(defect: Defect) -> bool:

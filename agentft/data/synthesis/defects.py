@@ -81,17 +81,17 @@ def find_defects(original: Source, only: Function | None = None) -> list[Defect]
 
 def is_sound(defect: Defect) -> bool:
     """Whether the change parses, compiles, differs in meaning, and is undone exactly by one small edit."""
+    edit = defect.repair
+    if len(edit.old) + len(edit.new) > MAX_EDIT_CHARS or not re.search(r"\w", edit.old):
+        return False
+    if apply_edit(defect.broken, edit) != defect.original.text:
+        return False
     try:
         changed = ast.parse(defect.broken.text)
         compile(changed, defect.path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
-    if ast.dump(changed) == ast.dump(defect.original.tree):
-        return False
-    edit = defect.repair
-    if len(edit.old) + len(edit.new) > MAX_EDIT_CHARS or not re.search(r"\w", edit.old):
-        return False
-    return apply_edit(defect.broken, edit) == defect.original.text
+    return ast.dump(changed) != defect.original.meaning
 
 
 def alternatives(defect: Defect, others: list[Defect]) -> list[FileEdit]:
@@ -99,7 +99,7 @@ def alternatives(defect: Defect, others: list[Defect]) -> list[FileEdit]:
     edits: list[FileEdit] = []
     for other in others:
         same_place = (other.start, other.end) == (defect.start, defect.end) and other.start < other.end
-        if same_place and other.text and other.text != defect.text:
+        if same_place and other.text and other.text != defect.text and is_sound(other):
             edit = edit_between(defect.broken, defect.start, defect.start + len(defect.text), other.text)
             if apply_edit(defect.broken, edit) == other.broken.text and edit.new != edit.old:
                 edits.append(edit)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from agentft.data.synthesis.defects import Defect, find_defects, is_sound
 from agentft.data.synthesis.package import Package
 from agentft.data.synthesis.profile import Profile
-from agentft.data.synthesis.source import Source
+from agentft.data.synthesis.source import source_of
 
 
 class Deck:
@@ -44,7 +44,7 @@ class Deck:
         """Return the defects by kind, in random order, so that every function comes once before any comes twice."""
         by_kind: dict[str, list[Defect]] = defaultdict(list)
         for path in self.package.sources:
-            for defect in find_defects(Source(path, self.package.files[path])):
+            for defect in find_defects(source_of(path, self.package.files[path])):
                 if self._tests_of(defect):
                     by_kind[defect.kind].append(defect)
         for kind in sorted(by_kind):

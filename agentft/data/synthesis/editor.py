@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from agentft.data.synthesis.source import Source
+from agentft.data.synthesis.source import source_of
 from agentft.etai import CursorPosition, IdeContext, Viewport
 
 NEAR_SHARE = 0.4
@@ -48,7 +48,7 @@ def editor_state(
     if near:
         wanted = line + rng.randint(-3, 3)
     else:
-        starts = [function.def_line for function in Source(cursor_file, files[cursor_file]).functions]
+        starts = [function.def_line for function in source_of(cursor_file, files[cursor_file]).functions]
         wanted = rng.choice(starts) + rng.randint(0, 4) if starts else rng.randint(1, len(lines))
     cursor_line = min(max(1, wanted), max(1, len(lines) - 1))
     column = min(len(lines[cursor_line - 1]), rng.choice((0, 4, 8, len(lines[cursor_line - 1]))))

@@ -44,6 +44,11 @@ class Package:
         """Dotted module name → path, of every file."""
         return {_dotted(path): path for path in self.files}
 
+    @cached_property
+    def _imports(self) -> dict[str, list[str]]:
+        """What is known so far of which file imports which."""
+        return {}
+
     def workspace(self, paths: Iterable[str]) -> dict[str, str]:
         """Return ``paths`` with everything of the package that they import, and the ``conftest.py`` files above."""
         wanted: dict[str, None] = {}
@@ -53,7 +58,9 @@ class Package:
             if path in wanted or path not in self.files:
                 continue
             wanted[path] = None
-            queue.extend(self._imported(path))
+            if path not in self._imports:
+                self._imports[path] = self._imported(path)
+            queue.extend(self._imports[path])
             for folder in PurePosixPath(path).parents:
                 queue += [str(folder / "__init__.py"), str(folder / "conftest.py")]
         return {path: self.files[path] for path in sorted(wanted)}

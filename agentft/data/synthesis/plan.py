@@ -26,20 +26,22 @@ from agentft.sandbox.base import ExecResult
 
 MAX_STEPS = 6
 WEIGHTS: Mapping[str, float] = {
-    "run": 3.0,
-    "confirm": 2.0,
-    "paste": 1.8,
-    "where": 4.0,
-    "named": 1.0,
-    "cursor": 1.0,
+    "run": 5.0,
+    "confirm": 2.5,
+    "undo": 2.5,
+    "paste": 1.5,
+    "where": 2.5,
+    "named": 0.8,
+    "cursor": 0.8,
     "exact": 0.5,
-    "undo": 2.0,
-    "test": 4.0,
-    "caller": 5.0,
+    "test": 3.0,
+    "caller": 4.0,
 }
 """How often each opening is tried first; a case that does not allow it goes on to the next."""
 
-MISTAKE_SHARE = 0.6
+MISTAKE_SHARE: Mapping[str, float] = {"run": 0.95, "exact": 0.0}
+"""How often a first wrong edit is made where the steps allow it (``OTHER_MISTAKES`` for openings not named)."""
+OTHER_MISTAKES = 0.5
 ELSEWHERE_SHARE = 0.35
 NO_RUN_SHARE: Mapping[str, float] = {"exact": 0.45, "named": 0.12, "cursor": 0.12}
 WISH_SHARE = 0.2
@@ -75,11 +77,12 @@ class Plan:
 
 
 def plan_session(
-    case: Case, ide: IdeContext, probe: Callable[[], ExecResult], rng: random.Random, first: str
+    case: Case, ide: IdeContext | None, probe: Callable[[], ExecResult], rng: random.Random, first: str
 ) -> Plan | None:
     """Return a plan with opening ``first``, or None where the case does not allow it.
 
     Args:
+        ide: the editor's state with the cursor near the fault, for the opening ``cursor``.
         probe: runs the failing test on the broken workspace and returns the result (asked for only if needed).
     """
     opened = _OPENINGS[first](case, ide, probe, rng)
@@ -118,51 +121,51 @@ Opened = tuple[list[Action], dict[str, object], Mapping[str, str]] | None
 Probe = Callable[[], ExecResult]
 
 
-def _open_run(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_run(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     route = _route_after_failure(case, probe())
     return None if route is None else ([_run(case.test, "run", 1), *route], {}, case.files)
 
 
-def _open_confirm(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_confirm(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     route = _route_after_failure(case, probe()) if case.neighbour else None
     if route is None or case.neighbour is None:
         return None
     return [_run(case.neighbour, "confirm", 0), _run(case.test, "run_failing", 1), *route], {}, case.files
 
 
-def _open_paste(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_paste(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     result = probe()
     route = _read_location(case, result)
     return None if route is None else (route, {"trace": trace_text(result.stdout)}, case.files)
 
 
-def _open_where(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_where(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     route = _search_route(case, "search")
     return None if route is None else (route, {}, case.files)
 
 
-def _open_named(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_named(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     if not case.shown(case.around_def):
         return None
     return _reads(case, case.around_def, "read_named"), {}, case.files
 
 
-def _open_cursor(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
-    cursor = ide.cursor_position
+def _open_cursor(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
+    cursor = ide.cursor_position if ide is not None else None
     if cursor is None or not case.function.first_line <= cursor.line <= case.function.end_line:
         return None
     window = window_around(case.broken, cursor.line)
     return (_reads(case, [window], "read_cursor", cursor.line), {}, case.files) if case.shown([window]) else None
 
 
-def _open_exact(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_exact(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     repair = case.defect.repair
     if "\n" in repair.old + repair.new or len(repair.old + repair.new) > 60:
         return None
     return [], {"old": repair.old, "new": repair.new, "line": repair.line}, case.files
 
 
-def _open_undo(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_undo(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     route = _route_after_failure(case, probe())
     around = window_around(case.broken, case.line, 40)
     attempts = case.wrong_nearby([around]) if route is not None else []
@@ -176,14 +179,14 @@ def _open_undo(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) ->
     return [first, _run(case.test, "run_undone", 1), *route], facts, files
 
 
-def _open_test(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_test(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     window, route = case.test_window, _search_route(case, "search")
     if window is None or route is None or not _names(case.name, _text_of(case, window)):
         return None
     return [*_reads(case, [window], "read_test"), *route], {}, case.files
 
 
-def _open_caller(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) -> Opened:
+def _open_caller(case: Case, ide: IdeContext | None, probe: Probe, rng: random.Random) -> Opened:
     route = _search_route(case, "search_callee")
     if case.caller is None or route is None:
         return None
@@ -193,7 +196,7 @@ def _open_caller(case: Case, ide: IdeContext, probe: Probe, rng: random.Random) 
     return [read, *route], facts, case.files
 
 
-_OPENINGS: Mapping[str, Callable[[Case, IdeContext, Probe, random.Random], Opened]] = {
+_OPENINGS: Mapping[str, Callable[[Case, IdeContext | None, Probe, random.Random], Opened]] = {
     "run": _open_run,
     "confirm": _open_confirm,
     "paste": _open_paste,
@@ -266,18 +269,17 @@ def _edits(case: Case, windows: list[Window], room: int, rng: random.Random, ope
     """Return the edits and the runs after them, with a wrong edit first where there is room for one."""
     right = _edit(case, case.defect.repair, "exact" if opening == "exact" else _edit_thought(case))
     passing = _run(case.test, "test_edit", 0, case.line)
-    if room < 2 or opening == "exact" or rng.random() >= MISTAKE_SHARE:
+    if room < 2 or rng.random() >= MISTAKE_SHARE.get(opening, OTHER_MISTAKES):
         return [right, passing]
     elsewhere = _pick(case.wrong_nearby(windows), rng) if room >= 3 else None
-    here = case.wrong_here()
-    if elsewhere is not None and (not here or rng.random() < ELSEWHERE_SHARE):
+    wrong = case.wrong_here(rng)
+    if elsewhere is not None and (wrong is None or rng.random() < ELSEWHERE_SHARE):
         wrong = edit_between(case.broken, elsewhere.start, elsewhere.end, elsewhere.text)
         failing = _run(case.test, "test_edit", 1, wrong.line)
         back = _edit(case, elsewhere.repair, "revert")
         again = _edit(case, case.defect.repair, "after_revert")
         return [_edit(case, wrong, "mistake", mistake=True), failing, back, again, passing]
-    if here:
-        wrong = rng.choice(here)
+    if wrong is not None:
         failing = _run(case.test, "test_edit", 1, wrong.line)
         left = apply_edit(case.broken, wrong)
         assert left is not None

@@ -36,9 +36,10 @@ def write_session(case: Case, lease: Lease) -> tuple[str, Session]:
     rng = random.Random(f"{case.seed}:{case.session_id}")
     probe = _Probe(case, lease)
     for opening in _in_random_order(rng):
-        ide = _editor(case, rng, opening)
-        plan = plan_session(case, ide, probe, rng, opening)
+        at_cursor = _editor(case, rng, at_cursor=True) if opening == "cursor" else None
+        plan = plan_session(case, at_cursor, probe, rng, opening)
         if plan is not None:
+            ide = at_cursor or _editor(case, rng, at_cursor=False)
             return opening, _record(case, plan, ide, _execute(plan, probe, lease, rng), rng, lease)
     raise Dropped("no opening fits")
 
@@ -176,11 +177,11 @@ def _final_output(case: Case, plan: Plan, facts: Mapping[str, object], rng: rand
     return f"{say(rng, EXPLANATIONS[kind], said)} {say(rng, VERIFIED if plan.verified else NOT_RUN, said)}"
 
 
-def _editor(case: Case, rng: random.Random, opening: str) -> IdeContext:
+def _editor(case: Case, rng: random.Random, *, at_cursor: bool) -> IdeContext:
     others = [path for path in case.files if path.endswith(".py") and path not in (case.defect.path, case.test_file)]
     related = [case.defect.path, case.test_file, *rng.sample(others, min(1, len(others)))]
     fault = (case.defect.path, case.line)
-    return editor_state(rng, case.files, fault, case.name, related, at_cursor=opening == "cursor")
+    return editor_state(rng, case.files, fault, case.name, related, at_cursor=at_cursor)
 
 
 def _in_random_order(rng: random.Random) -> list[str]:

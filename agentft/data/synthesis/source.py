@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import functools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +63,11 @@ class Source:
     def tree(self) -> ast.Module:
         """The syntax tree."""
         return ast.parse(self.text)
+
+    @cached_property
+    def meaning(self) -> str:
+        """The syntax tree as text without positions: equal for files that differ only in layout."""
+        return ast.dump(self.tree)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -128,6 +134,12 @@ class Source:
             end_line=node.end_lineno or node.lineno,
             node=node,
         )
+
+
+@functools.lru_cache(maxsize=128)
+def source_of(path: str, text: str) -> Source:
+    """Return the parsed file; the same text is parsed once."""
+    return Source(path, text)
 
 
 def first_line_of(statement: ast.stmt) -> int:
