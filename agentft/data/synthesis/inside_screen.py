@@ -45,7 +45,7 @@ def run(tests: list[str], write_end: int) -> NoReturn:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     recorder = Recorder()
-    options = ["-q", "--tb=short", "--disable-warnings", "--basetemp=/tmp/pytest"]
+    options = ["-q", "--tb=short", "--disable-warnings", "--basetemp=/tmp/pytest", "--assert=plain"]
     options += ["-p", "no:cacheprovider", "-o", "addopts="]
     code = int(pytest.main([*options, *tests], plugins=[recorder]))
     with os.fdopen(write_end, "w") as stream:

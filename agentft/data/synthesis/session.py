@@ -61,6 +61,11 @@ class _Probe:
 
 def _execute(plan: Plan, probe: _Probe, lease: Lease, rng: random.Random) -> list[TraceStep]:
     _fill(lease, plan.files)
+    if plan.opening == "undo":  # the user says that the attempt did not help: it must be so
+        attempted = run_tool(lease, ToolCall("pytest_run", {"targets": probe.case.test}))
+        _must_live(attempted)
+        if attempted.exit_code != 1:
+            raise Dropped("the attempt helped, or broke the import")
     steps: list[TraceStep] = []
     for number, action in enumerate(plan.actions, start=1):
         untouched = plan.opening != "undo" and all(step.tool_called != "file_edit" for step in steps)

@@ -205,7 +205,9 @@ def _trim_left(before: Source, left: int, cuts: list[int], low: int) -> int:
 
 def _is_telling(before: Source, left: int, right: int) -> bool:
     old = before.text[left:right]
-    if len(old) < 3 or not re.search(r"[^\W\d]", old) or old != old.strip() or old[0] in "=,.:)]}":
+    if len(old) < 3 or not re.search(r"[^\W\d]", old) or old != old.strip():
+        return False
+    if old[0] in "=,.:)]}" or old[-1] in ".([{,":
         return False
     if re.search(r"\w", old[0]) and left > 0 and re.match(r"\w", before.text[left - 1]):
         return False
