@@ -112,9 +112,9 @@ class Case:
 
     @cached_property
     def around_def(self) -> list[Window]:
-        """The reads that start at ``def`` and go on, at most once, where a description fills the first."""
+        """The reads that start at ``def`` and go on, at most once, where the first stops before the fault."""
         first = window_from(self.broken, self.function.def_line)
-        if self.function.body_line > first.end and self.line > first.end:
+        if self.line > first.end:
             return [first, window_from(self.broken, first.end + 1)]
         return [first]
 

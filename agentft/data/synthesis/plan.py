@@ -2,12 +2,12 @@
 
 The agent's policy, each choice by what is visible: a request that shows where the fault is (a trace, a file, the
 cursor, the exact text) is followed there directly; one that names only a test is run first; a trace that ends in the
-package is read there, one that ends in the test is followed by a search for the function it names; both definitions
-are read where a search finds two; a read that shows only a description is read on; what is shown and wrong is edited;
-an edit is followed by a run (or first by a second look, where the user asked for one); a failing run after an edit is
-followed by the next edit.
+package is read there (and a search for the function called there follows where what is shown is right), one that ends
+in the test is followed by a search for the function it names; both definitions are read where a search finds two; a
+read that stops before the fault is read on; what is shown and wrong is edited; an edit is followed by a run (or first
+by a second look, where the user asked for one); a failing run after an edit is followed by the next edit.
 
-``openings_of`` says which beginnings a case allows; ``plan_session`` chooses one and adds mistakes and wishes.
+``plan_session`` plans one opening where the case allows it, and adds mistakes and wishes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 from agentft.data.synthesis.case import Case, Window, window_around
 from agentft.data.synthesis.defects import Defect, is_sound
-from agentft.data.synthesis.source import FileEdit, Source, apply_edit, edit_between, edit_from_to
+from agentft.data.synthesis.source import FileEdit, Source, apply_edit, edit_between, edit_from_to, source_of
 from agentft.etai import IdeContext
 from agentft.sandbox.base import ExecResult
 
 MAX_STEPS = 6
 WEIGHTS: Mapping[str, float] = {
-    "run": 5.0,
-    "confirm": 2.5,
-    "undo": 2.5,
-    "paste": 1.5,
-    "where": 2.5,
-    "named": 0.8,
-    "cursor": 0.8,
-    "exact": 0.5,
+    "run": 8.0,
+    "confirm": 3.0,
+    "undo": 3.0,
+    "paste": 3.0,
+    "where": 3.0,
+    "named": 0.7,
+    "cursor": 0.7,
+    "exact": 0.4,
     "test": 3.0,
     "caller": 4.0,
 }
@@ -41,7 +41,7 @@ WEIGHTS: Mapping[str, float] = {
 
 MISTAKE_SHARE: Mapping[str, float] = {"run": 0.95, "exact": 0.0}
 """How often a first wrong edit is made where the steps allow it (``OTHER_MISTAKES`` for openings not named)."""
-OTHER_MISTAKES = 0.5
+OTHER_MISTAKES = 0.75
 ELSEWHERE_SHARE = 0.35
 NO_RUN_SHARE: Mapping[str, float] = {"exact": 0.45, "named": 0.12, "cursor": 0.12}
 WISH_SHARE = 0.2
@@ -229,11 +229,18 @@ def _route_after_failure(case: Case, result: ExecResult) -> list[Action] | None:
 
 
 def _read_location(case: Case, result: ExecResult) -> list[Action] | None:
+    """Read where the trace ends; where that is not the broken place but calls the broken function, go on to that."""
     location = result.fields.get("error_location")
-    if result.exit_code != 1 or not isinstance(location, Mapping) or location["file"] != case.defect.path:
+    if result.exit_code != 1 or not isinstance(location, Mapping) or location["file"] not in case.package.sources:
         return None
-    window = window_around(case.broken, location["line"])
-    return _reads(case, [window], "read_location", location["line"]) if case.shown([window]) else None
+    if location["file"] not in case.files:
+        return None
+    window = window_around(source_of(location["file"], case.files[location["file"]]), location["line"])
+    read = _reads(case, [window], "read_location", location["line"])
+    if case.shown([window]):
+        return read
+    route = _search_route(case, "search_callee")
+    return [*read, *route] if route is not None and _names(case.name, _text_of(case, window)) else None
 
 
 def _search_route(case: Case, thought: str) -> list[Action] | None:

@@ -174,7 +174,7 @@ THOUGHTS: Mapping[str, tuple[str, ...]] = {
     "read_cursor": ("The cursor is at {place}.", "The place is open at {place}.", "Look around line {line}."),
     "read_test": ("What does the test expect?", "The test itself comes first.", "See what is checked."),
     "read_caller": ("`{caller}` is the way in.", "Begin where the call is made.", "`{caller}` leads to it."),
-    "read_on": ("Only the description so far.", "The code follows further down.", "No code shown yet."),
+    "read_on": ("Nothing wrong so far.", "The function goes on further down.", "This is only its beginning."),
     "search": (
         "The test calls `{name}`.",
         "`{name}` is what is being tested.",
