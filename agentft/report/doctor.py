@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -217,4 +218,4 @@ def _print(rows: list[Row]) -> None:
         if row.hint:
             found.append(f"\n→ {row.hint}", style="bold")
         table.add_row(Text(row.state, style=STYLES[row.state]), Text(row.name), found)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -76,6 +77,10 @@ def _train(config: RunConfig, folder: Path) -> None:
     from agentft.train.build import build
     from agentft.train.summary import write_summary
 
+    # Importing Composer turns both signals into a silent exit. Ctrl-C shall close the run and say so; SIGTERM shall end
+    # the process as a signal does (the sandbox ends with it), so that a launcher reports only the rank that failed.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if dist.get_world_size() > 1:
         dist.initialize_dist(None if config.train.device == "auto" else config.train.device)
         dist.barrier()  # the first rank has made the folder

@@ -68,7 +68,9 @@ def _launch(words: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = ["-m", "composer.cli.launcher", "-n", str(processes), "--master_port", str(port)] if processes > 1 else []
+    launcher = (
+        ["-m", "composer.cli.launcher", "-n", str(processes), "--master_port", str(port)] if processes > 1 else []
+    )
     return subprocess.Popen(
         [sys.executable, *launcher, str(REPO / "train.py"), *words],
         cwd=REPO,
@@ -134,9 +136,9 @@ def test_one_cause_is_printed_when_two_processes_fail(tmp_path: Path, shards: Pa
     words = _words("bad", tmp_path, shards, "text.max_tokens=900", "feedback.backend=off", "train.duration=1ba")
     process = _launch(words, processes=2)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert output.count("text.max_tokens = 1024 in the shards") == 1
-    assert "Traceback" not in output
+    assert process.returncode == 1, output
+    assert output.count("text.max_tokens = 1024 in the shards") == 1, output
+    assert "Traceback" not in output, output
     assert "another tokenizer, template or text configuration" in (tmp_path / "bad" / "failed.txt").read_text()
 
 
@@ -217,7 +219,7 @@ def test_a_killed_trainer_leaves_nothing_and_the_next_run_starts(
     assert _wait(lambda: not _containers(), 5), "containers outlived the trainer by 5 s"
     assert main(_words("next", tmp_path, shards, "feedback.backend=off", "train.duration=1ba")) == 0
     killed = tmp_path / f"killed-{os.getpid()}"
-    assert [line for line in read_traces(killed)]
+    assert list(read_traces(killed))
 
 
 @pytest.mark.engine
