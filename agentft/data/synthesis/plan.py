@@ -41,10 +41,14 @@ WEIGHTS: Mapping[str, float] = {
 
 MISTAKE_SHARE: Mapping[str, float] = {"run": 0.95, "exact": 0.0}
 """How often a first wrong edit is made where the steps allow it (``OTHER_MISTAKES`` for openings not named)."""
-OTHER_MISTAKES = 0.75
+OTHER_MISTAKES = 0.85
+EASY = frozenset({"named", "cursor", "exact"})
+"""Openings that nearly every case allows: left to themselves, they would be half of all."""
+EASY_SHARE = 0.75
 ELSEWHERE_SHARE = 0.35
 NO_RUN_SHARE: Mapping[str, float] = {"exact": 0.45, "named": 0.12, "cursor": 0.12}
-WISH_SHARE = 0.2
+RECHECK_SHARE = 0.25
+ENDING_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,12 @@ def plan_session(
     middle = _edits(case, windows, room, rng, first)
     room -= len(middle) - 2
     phases = sum(action.tool == "pytest_run" for action in middle)
-    if room >= phases and rng.random() < WISH_SHARE + 0.05:
+    if room >= phases and rng.random() < RECHECK_SHARE:
         middle = list(_with_second_looks(case, middle))
         room -= phases
         wishes.append("recheck")
     ending: list[Action] = []
-    if room >= 1 and rng.random() < 2 * WISH_SHARE:
+    if room >= 1 and rng.random() < ENDING_SHARE:
         wish = rng.choice(("neighbour", "whole"))
         if wish == "neighbour" and case.neighbour and first != "confirm":
             ending = [_run(case.neighbour, "neighbour", 0)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from agentft.data.synthesis.case import Case
 from agentft.data.synthesis.editor import editor_state
-from agentft.data.synthesis.plan import WEIGHTS, Action, Plan, plan_session
+from agentft.data.synthesis.plan import EASY, EASY_SHARE, WEIGHTS, Action, Plan, plan_session
 from agentft.data.synthesis.wording import EXPLANATIONS, NOT_RUN, THOUGHTS, VERIFIED, instruction, say
 from agentft.errors import SandboxError
 from agentft.etai import CursorTarget, IdeContext, InlineWorkspace, Session, TraceStep
@@ -35,13 +35,16 @@ def write_session(case: Case, lease: Lease) -> tuple[str, Session]:
     """
     rng = random.Random(f"{case.seed}:{case.session_id}")
     probe = _Probe(case, lease)
-    for opening in _in_random_order(rng):
+    order = _in_random_order(rng)
+    if rng.random() >= EASY_SHARE:
+        order = [opening for opening in order if opening not in EASY]
+    for opening in order:
         at_cursor = _editor(case, rng, at_cursor=True) if opening == "cursor" else None
         plan = plan_session(case, at_cursor, probe, rng, opening)
         if plan is not None:
             ide = at_cursor or _editor(case, rng, at_cursor=False)
             return opening, _record(case, plan, ide, _execute(plan, probe, lease, rng), rng, lease)
-    raise Dropped("no opening fits")
+    raise Dropped("no opening fits (or only one that is common enough)")
 
 
 class _Probe:
