@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agentft.data.synthesis.operators import OPERATORS, Site
-from agentft.data.synthesis.source import FileEdit, Function, Source, apply_edit, edit_between
+from agentft.data.synthesis.source import FileEdit, Function, Source, apply_edit, edit_between, parse
 
 KIND_SHARE = 0.1
 MAX_EDIT_CHARS = 600
@@ -87,7 +87,7 @@ def is_sound(defect: Defect) -> bool:
     if apply_edit(defect.broken, edit) != defect.original.text:
         return False
     try:
-        changed = ast.parse(defect.broken.text)
+        changed = parse(defect.broken.text)
         compile(changed, defect.path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from agentft.data.synthesis.fetch import Sdist, fetch_sdist, read_archive
+from agentft.data.synthesis.source import parse
 from agentft.errors import DataError
 
 _SKIPPED_FOLDERS = {"docs", "doc", "examples", "example", "benchmarks", "bench", "tools", "scripts", "requirements"}
@@ -69,7 +70,7 @@ class Package:
         here = _dotted(path).split(".")
         is_package = PurePosixPath(path).name == "__init__.py"
         found: list[str] = []
-        for node in ast.walk(ast.parse(self.files[path])):
+        for node in ast.walk(parse(self.files[path])):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -124,7 +125,7 @@ def _python_files(raw: Mapping[str, bytes]) -> dict[str, str]:
             continue
         try:
             text = content.decode("utf-8")
-            ast.parse(text)
+            parse(text)
         except (UnicodeDecodeError, SyntaxError, ValueError):
             continue
         if "\r" not in text and "\f" not in text and not text.startswith("\ufeff"):

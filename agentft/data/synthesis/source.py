@@ -9,11 +9,23 @@ import ast
 import bisect
 import functools
 import re
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 
+_PARSING = threading.Lock()
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]+")
+
+
+def parse(text: str) -> ast.Module:
+    """Return the tree of ``text`` (``SyntaxError``, ``ValueError``).
+
+    One thread at a time: Python 3.11 counts the depth of all trees under construction in one place, and raises
+    ``SystemError: AST constructor recursion depth mismatch`` when the collector lets another thread in.
+    """
+    with _PARSING:
+        return ast.parse(text)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class Source:
     @cached_property
     def tree(self) -> ast.Module:
         """The syntax tree."""
-        return ast.parse(self.text)
+        return parse(self.text)
 
     @cached_property
     def meaning(self) -> str:
