@@ -24,7 +24,7 @@ HEADS: tuple[tuple[str, str], ...] = (
 
 def print_page(summary: Mapping[str, Any], run: Path, console: Console) -> None:
     """Print the page of one finished run."""
-    parts = [_what_happened(summary), _loss_table(summary["loss"]), _heads(summary["heads"])]
+    parts: list[RenderableType] = [_what_happened(summary), _loss_table(summary["loss"]), _heads(summary["heads"])]
     parts += [_honest_note(summary["heads"], summary.get("path_accuracy")), _next(run)]
     body = Group(*(renderable for part in parts for renderable in (part, Text())))
     console.print(Panel(body, title=f"[bold]{run.name}: finished[/]", padding=(1, 2)))

@@ -25,6 +25,8 @@ from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError
 from agentft.train.check import load_run_config
 from agentft.train.preflight import preflight, run_folder
 
+FIRST_RANK_SPEAKS_S = 5.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``RUN.yaml key=value …`` and run; return the exit code."""
@@ -104,13 +106,24 @@ def _train(config: RunConfig, folder: Path) -> None:
 
 
 def _report(folder: Path | None, first: bool, text: str) -> None:
-    """Print an error once: the process that creates ``failed.txt`` speaks; without a folder, the first rank."""
+    """Print the cause once, however many processes fail: the one that ``failed.txt`` was written for.
+
+    The first rank prints it, whosever it is. Another rank leaves it time to do so (its launcher then ends the others)
+    and speaks only if the first rank has nothing to say.
+    """
     if folder is None or not folder.is_dir():
         if first:
             print(f"agentft: {text}", file=sys.stderr)
         return
-    with suppress(FileExistsError), (folder / "failed.txt").open("x") as file:
-        file.write(text)
+    cause, mine = folder / "failed.txt", folder / f"failed-{os.getpid()}.txt"
+    mine.write_text(text)
+    with suppress(FileExistsError):
+        os.link(mine, cause)  # at once and whole, or not at all
+    mine.unlink()
+    if first:
+        print(f"agentft: {cause.read_text()}", file=sys.stderr)
+    elif cause.read_text() == text:
+        time.sleep(FIRST_RANK_SPEAKS_S)
         print(f"agentft: {text}", file=sys.stderr)
 
 
