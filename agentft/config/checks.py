@@ -112,6 +112,13 @@ def _check_times(config: RunConfig) -> Iterator[Problem]:
         if parsed is None or parsed[1] not in units:
             example = ", ".join({"ep": "24ep", "ba": "300ba", "dur": "0.1dur"}[unit] for unit in units)
             yield Problem(keys=(key,), what=f"{key} is not a time", got=text, expected=f"such as {example}")
+    if (parse_time(config.train.checkpoint_interval) or (1, ""))[0] == 0:
+        yield Problem(
+            keys=("train.checkpoint_interval",),
+            what="a checkpoint cannot be saved every 0 batches",
+            got=config.train.checkpoint_interval,
+            hint="1dur saves once, at the end",
+        )
     duration, warmup = parse_time(config.train.duration), parse_time(config.optimizer.warmup)
     if duration and duration[0] == 0:
         yield Problem(keys=("train.duration",), what="the run has no length", got=config.train.duration)

@@ -26,6 +26,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
+from agentft.config.checks import parse_time
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
@@ -40,6 +41,9 @@ from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_
 from agentft.tools import BUILTIN_TOOLS
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
+
+OFF = ((0.0, "ba"), (0.0, "ep"), (0.0, "dur"))
+"""Times that switch something off."""
 
 MOST_PROBE_SESSIONS = 500
 """Held-out sessions that the probe draws from, at most; they are kept in memory."""
@@ -79,6 +83,10 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
     callbacks: list[Callback] = [LossWeights(CompositeLoss(config.loss))]
     if feedback is not None:
         callbacks.append(feedback)
+    on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
+    precision = Precision(config.train.precision)
+    if on_cpu and precision == Precision.AMP_BF16:  # Composer refuses it there, so the model casts its forward pass
+        model.cpu_bfloat16, precision = True, Precision.FP32
     trainer = Trainer(
         model=model,
         train_dataloader=train,
@@ -86,7 +94,7 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
             label="eval", dataloader=held_out, device_eval_microbatch_size=config.data.microbatch_size
         ),
         max_duration=config.train.duration,
-        eval_interval=0 if config.train.eval_interval.startswith("0") else config.train.eval_interval,
+        eval_interval=0 if parse_time(config.train.eval_interval) in OFF else config.train.eval_interval,
         optimizers=DecoupledAdamW(
             parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
         ),
@@ -97,14 +105,14 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         run_name=config.run_name,
         progress_bar=False,
         device=None if config.train.device == "auto" else config.train.device,
-        precision=Precision(config.train.precision),
+        precision=precision,
         device_train_microbatch_size=config.data.microbatch_size,
         save_folder=str(folder / "checkpoints"),
         save_filename="ba{batch}-rank{rank}.pt",
         save_interval=config.train.checkpoint_interval,
         save_num_checkpoints_to_keep=config.train.checkpoint_keep,
         seed=config.seed,
-        deterministic_mode=not torch.cuda.is_available() or config.train.device == "cpu",
+        deterministic_mode=on_cpu,
     )
     return BuiltRun(trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agentft.config.load import to_yaml
 from agentft.config.schema import RunConfig
-from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError
+from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError, ConfigError
 from agentft.train.check import load_run_config
 from agentft.train.preflight import preflight, run_folder
 
@@ -83,6 +83,8 @@ def _train(config: RunConfig, folder: Path) -> None:
     # the process as a signal does (the sandbox ends with it), so that a launcher reports only the rank that failed.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if config.train.device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError("no GPU that torch can use", where="train.device", got="gpu", hint="set train.device=cpu")
     if dist.get_world_size() > 1:
         dist.initialize_dist(None if config.train.device == "auto" else config.train.device)
         dist.barrier()  # the first rank has made the folder
@@ -102,7 +104,7 @@ def _train(config: RunConfig, folder: Path) -> None:
         run.close()
     if dist.get_global_rank() == 0:
         print(f"{folder}: {run.trainer.state.timestamp.batch.value} batches in {fitted - built:.0f} s; next:")
-        print(f"  agentft traces {folder}\n  agentft eval {folder}")
+        print(*([f"  agentft traces {folder}"] if run.feedback else []), f"  agentft eval {folder}", sep="\n")
 
 
 def _report(folder: Path | None, first: bool, text: str) -> None:
