@@ -12,6 +12,7 @@ import pytest
 
 from agentft.cli import main
 from agentft.data.synthesis.defects import cap_of
+from agentft.data.synthesis.plan import MAX_STEPS
 from agentft.data.synthesis.report import SynthReport
 from agentft.data.synthesis.synthesize import Progress, SandboxSettings, sessions_of, synthesize
 from agentft.etai import InlineWorkspace, Session
@@ -69,7 +70,7 @@ def test_the_sessions_are_complete_and_counted(made: SynthReport, sessions: list
         assert session.language == "python"
         assert session.intents
         assert session.complexity in ("single_function", "multi_file")
-        assert 1 <= len(session.execution_trace) <= 6
+        assert 1 <= len(session.execution_trace) <= MAX_STEPS
         assert all(check_call(ToolCall(s.tool_called, s.tool_args)) is None for s in session.execution_trace)
 
 

@@ -24,7 +24,8 @@ from agentft.data.synthesis.source import FileEdit, Source, apply_edit, edit_bet
 from agentft.etai import IdeContext
 from agentft.sandbox.base import ExecResult
 
-MAX_STEPS = 6
+MAX_STEPS = 8
+"""Enough for a wrong edit after every opening: where only some have room for one, the opening tells the outcome."""
 WEIGHTS: Mapping[str, float] = {
     "run": 8.0,
     "confirm": 3.0,
@@ -39,9 +40,8 @@ WEIGHTS: Mapping[str, float] = {
 }
 """How often each opening is tried first; a case that does not allow it goes on to the next."""
 
-MISTAKE_SHARE: Mapping[str, float] = {"run": 0.95, "exact": 0.0}
-"""How often a first wrong edit is made where the steps allow it (``OTHER_MISTAKES`` for openings not named)."""
-OTHER_MISTAKES = 0.85
+MISTAKE_SHARE = 0.45
+"""How often a first wrong edit is tried, the same after every opening but ``exact``, where the user gives the edit."""
 EASY = frozenset({"named", "cursor", "exact"})
 """Openings that nearly every case allows: left to themselves, they would be half of all."""
 EASY_SHARE = 0.75
@@ -280,7 +280,7 @@ def _edits(case: Case, windows: list[Window], room: int, rng: random.Random, ope
     """Return the edits and the runs after them, with a wrong edit first where there is room for one."""
     right = _edit(case, case.defect.repair, "exact" if opening == "exact" else _edit_thought(case))
     passing = _run(case.test, "test_edit", 0, case.line)
-    if room < 2 or rng.random() >= MISTAKE_SHARE.get(opening, OTHER_MISTAKES):
+    if room < 2 or opening == "exact" or rng.random() >= MISTAKE_SHARE:
         return [right, passing]
     elsewhere = _pick(case.wrong_nearby(windows), rng) if room >= 3 else None
     wrong = case.wrong_here(rng)

@@ -18,7 +18,7 @@ from agentft.sandbox.base import ExecResult, Lease
 from agentft.sandbox.execute import run_tool
 from agentft.tools import ToolCall
 
-THOUGHT_SHARE = 0.65
+THOUGHT_SHARE = 0.9
 ALWAYS_THOUGHT = frozenset({"revert", "after_revert"})
 
 
