@@ -159,6 +159,7 @@ class FeedbackConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)  # calls sampled on training sessions
     probe: ProbeConfig = field(default_factory=ProbeConfig)  # calls sampled on held-out sessions
     reward: RewardConfig = field(default_factory=RewardConfig)  # shaped reward of one execution
+    grammar: bool = True  # calls are sampled within the grammar of a call; false shows how many the model writes well
     max_infra_share: float = 0.2  # share of lost executions (of at least 20) beyond which the run stops
     wait_s: float = 120.0  # longest wait for one execution before it counts as lost
 

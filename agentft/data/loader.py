@@ -193,6 +193,14 @@ class SessionDataset(StreamingDataset):
             self._cause = cause
             self._event.set()
 
+    def _prepare_thread(self, it: Any) -> None:
+        with _counted_out(it):
+            super()._prepare_thread(it)
+
+    def _ready_thread(self, it: Any) -> None:
+        with _counted_out(it):
+            super()._ready_thread(it)
+
     def __iter__(self) -> Iterator[Sample]:
         try:
             yield from super().__iter__()
@@ -233,6 +241,16 @@ class SessionDataset(StreamingDataset):
             got=f"{type(cause).__name__}: {cause}",
             hint=hint,
         )
+
+
+@contextmanager
+def _counted_out(it: Any) -> Iterator[None]:
+    """Count a background thread as ended when it fails, too: the base waits for ever for threads that are not."""
+    try:
+        yield
+    except BaseException:
+        it.on_exit()
+        raise
 
 
 class SessionLoader(StreamingDataLoader):

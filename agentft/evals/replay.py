@@ -3,9 +3,9 @@
     accuracy = path_accuracy(model, renderer, sessions, executor)
     print(accuracy.value, accuracy.same_files, accuracy.count)
 
-The agent sees what the session showed before its first step, acts greedily, and reads the real result of every call, as
-tokens. After each edit that was applied, the state is graded in one execution: the session's last run of code is run on
-it, and the files that the human changed are read. Two verdicts are kept:
+The agent sees what the session showed before its first step, acts greedily within the grammar of a turn, and reads the
+real result of every call, as tokens. After each edit that was applied, the state is graded in one execution: the
+session's last run of code is run on it, and the files that the human changed are read. Two verdicts are kept:
 
 * ``passed``: that run ends with exit code 0, and the agent edited no file that the run names. This is the value.
 * ``same_files``: every file that the human changed reads the same as the human left it (the stricter path).
@@ -25,6 +25,7 @@ from agentft.errors import DataError
 from agentft.etai import ExecutionResult, Session
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating, prompt_of, sample_turns
+from agentft.models.grammar import TurnGrammar
 from agentft.sandbox.base import ExecResult, Executor
 from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.draft import Draft
@@ -180,6 +181,7 @@ def _act(model: AgentModel, renderer: Renderer, episodes: Sequence[_Episode]) ->
             stop_ids=renderer.vocab.end_of_turn,
             max_new_tokens=MAX_TURN_TOKENS,
             temperature=0.0,
+            processor=TurnGrammar(renderer.vocab, renderer.specs, [episode.draft.handles for episode in episodes]),
         )
     calls: list[ToolCall | FormatError | None] = []
     for episode, turn in zip(episodes, turns, strict=True):

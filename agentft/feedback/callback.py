@@ -261,6 +261,7 @@ class ExecutionFeedback(Callback):
         sampled = sample_calls(
             model, self.renderer, plans,
             source="policy", batch=number, temperature=config.temperature, generator=generator,
+            grammar=self.config.grammar,
         )  # fmt: skip
         if not sampled:
             return batch, []
@@ -281,6 +282,7 @@ class ExecutionFeedback(Callback):
         sampled = sample_calls(
             model, self.renderer, plans,
             source="probe", batch=number, temperature=config.temperature, generator=generator,
+            grammar=self.config.grammar,
         )  # fmt: skip
         if sampled:
             submit_calls(sampled, self.executions)

@@ -25,6 +25,7 @@ from agentft.feedback.reward import EDIT_TOOLS, credit, shaped_reward
 from agentft.feedback.trace import Source
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating, prompt_of, sample_turns
+from agentft.models.grammar import TurnGrammar
 from agentft.sandbox.base import ExecResult
 from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.draft import Draft
@@ -92,8 +93,12 @@ def sample_calls(
     batch: int,
     temperature: float,
     generator: torch.Generator,
+    grammar: bool,
 ) -> list[Sampled]:
-    """Let the model write one call at each plan. A session whose context does not fit is left out."""
+    """Let the model write one call at each plan; with ``grammar`` only well-formed ones.
+
+    A session whose context does not fit is left out.
+    """
     vocab, positions = renderer.vocab, renderer.positions
     drafts = []
     for plan in plans:
@@ -112,6 +117,7 @@ def sample_calls(
             max_new_tokens=MAX_CALL_TOKENS,
             temperature=temperature,
             generator=generator,
+            processor=TurnGrammar(vocab, renderer.specs, [draft.handles for _, draft in drafts]) if grammar else None,
         )
     return [
         _read_turn(renderer, plan, draft, turn.ids, source, batch)

@@ -235,6 +235,24 @@ def test_trouble_in_the_store_is_a_clear_error(
     assert time.monotonic() - started < 30
 
 
+def test_failure_of_every_background_thread_ends_the_epoch(
+    written: ShardReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both threads fetch; when both fail at the same shard, nobody is left to count the other out."""
+    loader = _loader(written.folder)
+    both = threading.Barrier(2, timeout=20)
+
+    def broken(shard_id: int, blocking: bool = True) -> None:
+        both.wait()
+        raise OSError(f"shard {shard_id} is gone")
+
+    dataset = loader.dataset
+    monkeypatch.setattr(dataset, "prepare_shard", broken)
+    dataset._shard_states[:] = 1  # remote: nothing is here yet
+    with pytest.raises(DataError, match="is gone"):
+        _epochs(loader, 1)
+
+
 @pytest.mark.s3
 def test_wrong_credentials_are_refused_before_streaming(
     written: ShardReport, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
