@@ -21,9 +21,9 @@ EDITS = frozenset({"file_edit", "file_write"})
 class StepFacts:
     """One step: which tool, after what, and how it ended.
 
-    ``passed`` is None where the exit code is not known. ``run_index`` counts earlier runs of code in the session;
-    ``edited_since_run`` says that a file changed after the last of them; ``first_after_edit`` is their conjunction:
-    the first run that could show whether an edit works.
+    ``silent``: no thought stands before the call.  ``passed`` is None where the exit code is not known.
+    ``run_index`` counts earlier runs of code; ``edited_since_run`` says that a file changed after the last of them;
+    ``first_after_edit`` is their conjunction: the first run that could show whether an edit works.
     """
 
     session_id: str
@@ -32,6 +32,7 @@ class StepFacts:
     previous_tool: str
     previous_exit: int | None
     mistake: bool
+    silent: bool
     runs_code: bool
     passed: bool | None
     run_index: int
@@ -97,6 +98,7 @@ def _step_facts(session: Session) -> Iterable[StepFacts]:
             previous_tool=previous_tool,
             previous_exit=previous_exit,
             mistake=step.mistake,
+            silent=not step.thought,
             runs_code=runs_code,
             passed=None if exit_code is None else exit_code == 0,
             run_index=runs,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 from torchmetrics.functional.classification import binary_auroc, multilabel_f1_score
@@ -70,7 +70,9 @@ def head_metrics(
     return {
         "intent_f1": intent_f1(train, evaluated, said),
         "tool_accuracy": tool_accuracy(train, evaluated, said),
-        "cursor_error_lines": cursor_error(train, evaluated, said),
+        "tool_accuracy_silent": tool_accuracy(train, evaluated, said, silent=True),
+        "cursor_error_lines": cursor_error(train, evaluated, said, fmean),
+        "cursor_error_lines_median": cursor_error(train, evaluated, said, median),
         "outcome_auc": outcome_auc(train, runs, said),
         "outcome_auc_after_edit": outcome_auc(train, after_edit, said),
         "outcome_brier": outcome_brier(train, runs, said),
@@ -101,9 +103,14 @@ def intent_f1(train: Sequence[SessionFacts], evaluated: Sequence[SessionFacts], 
     )
 
 
-def tool_accuracy(train: Sequence[SessionFacts], evaluated: Sequence[SessionFacts], said: Predictions) -> Metric:
-    """Share of steps whose tool the head ranks first; mistakes and tools it does not know are left out."""
-    steps = [step for step in known_tool_steps(evaluated) if _key(step) in said.tools]
+def tool_accuracy(
+    train: Sequence[SessionFacts], evaluated: Sequence[SessionFacts], said: Predictions, *, silent: bool = False
+) -> Metric:
+    """Share of steps whose tool the head ranks first; mistakes and tools it does not know are left out.
+
+    With ``silent`` only steps without a thought count: a thought stands before the head's anchor and may tell the tool.
+    """
+    steps = [s for s in known_tool_steps(evaluated) if _key(s) in said.tools and (s.silent or not silent)]
     if not steps:
         return Metric(value=None, count=0)
 
@@ -122,8 +129,13 @@ def tool_accuracy(train: Sequence[SessionFacts], evaluated: Sequence[SessionFact
     )
 
 
-def cursor_error(train: Sequence[SessionFacts], evaluated: Sequence[SessionFacts], said: Predictions) -> Metric:
-    """Mean absolute error of the height, in lines of the session's own editor."""
+def cursor_error(
+    train: Sequence[SessionFacts],
+    evaluated: Sequence[SessionFacts],
+    said: Predictions,
+    middle: Callable[[Sequence[float]], float],
+) -> Metric:
+    """Mean or median (``middle``) absolute error of the height, in lines of the session's own editor."""
     placed = [s for s in evaluated if s.target_line is not None and s.session_id in said.cursor_y]
     if not placed:
         return Metric(value=None, count=0, better="lower")
@@ -132,13 +144,13 @@ def cursor_error(train: Sequence[SessionFacts], evaluated: Sequence[SessionFacts
         for s in placed
     ]
     return Metric(
-        value=fmean(errors),
+        value=middle(errors),
         count=len(placed),
         better="lower",
         baselines={
-            "constant": fmean(baselines.constant_cursor(train, placed)),
-            "caret": fmean(baselines.caret_cursor(placed)),
-            "recent_edit": fmean(baselines.recent_edit_cursor(placed)),
+            "constant": middle(baselines.constant_cursor(train, placed)),
+            "caret": middle(baselines.caret_cursor(placed)),
+            "recent_edit": middle(baselines.recent_edit_cursor(placed)),
         },
     )
 

@@ -13,11 +13,13 @@ from rich.text import Text
 
 HEADS: tuple[tuple[str, str], ...] = (
     ("tool_accuracy", "next tool, accuracy"),
+    ("tool_accuracy_silent", "… where no thought precedes"),
     ("intent_f1", "intents, micro-F1"),
     ("outcome_auc", "will this run pass, AUC"),
     ("outcome_auc_after_edit", "… first run after an edit, AUC"),
     ("outcome_brier", "will this run pass, Brier"),
-    ("cursor_error_lines", "caret after the repair, lines off"),
+    ("cursor_error_lines", "caret after the repair, mean lines off"),
+    ("cursor_error_lines_median", "… median lines off"),
 )
 """Metric of ``summary.json`` → what a reader calls it, in the order of the page."""
 
@@ -30,17 +32,25 @@ def print_page(summary: Mapping[str, Any], run: Path, console: Console) -> None:
     console.print(Panel(body, title=f"[bold]{run.name}: finished[/]", padding=(1, 2)))
 
 
+def _executions(sandbox: Mapping[str, Any]) -> str:
+    if not sandbox["executions"]:
+        return "No tool call ran while it trained."
+    statuses = ", ".join(f"{count} {status}" for status, count in sandbox["by_status"].items() if count)
+    return (
+        f"While it trained, {sandbox['executions']} tool calls ran in the sandbox ({statuses}; median "
+        f"{sandbox['median_ms']:.1f} ms); {sandbox['cache_hits']} more were answered from its cache."
+    )
+
+
 def _what_happened(summary: Mapping[str, Any]) -> Text:
-    sessions, sandbox, probe = summary["sessions"], summary["sandbox"], summary["probe"]
+    sessions, probe = summary["sessions"], summary["probe"]
     splits = ", ".join(f"{count} {split}" for split, count in sessions["by_split"].items() if count)
     packages = ", ".join(f"{name} {count}" for name, count in sessions["by_package"].items())
-    statuses = ", ".join(f"{count} {status}" for status, count in sandbox["by_status"].items() if count)
     lines = [
         f"{sessions['kept']} repair sessions ({packages}), split by package: {splits}.",
         "Every result in them was really executed: defects that a package's own tests catch, and their repair.",
         f"Training saw {summary['tokens']['trained']:,} trained and {summary['tokens']['context']:,} context tokens.",
-        f"While it trained, {sandbox['executions']} tool calls ran in the sandbox ({statuses}; median "
-        f"{sandbox['median_ms']:.0f} ms; {sandbox['cache_hits']} more answered from its cache).",
+        _executions(summary["sandbox"]),
         f"The model's own calls: {probe['calls']} sampled on held-out sessions, {_share(probe['parse_ok'], probe)} "
         f"well-formed, {_share(probe['exit0'], probe)} ended with exit code 0.",
     ]

@@ -22,9 +22,9 @@ from rich.console import Console
 from agentft.errors import AgentFTError, SandboxError
 from agentft.report.page import print_page
 
-PACKAGES = ("boltons==25.0.0", "more-itertools==10.8.0", "toolz==1.0.0")
+PACKAGES = ("boltons==26.2.0", "cachetools==8.0.2", "toolz==1.2.0")
 HELD_OUT = "toolz"
-SESSIONS = 240
+SESSIONS = 220
 CONFIG = "yamls/agent/tiny-glm.yaml"
 PATH_ACCURACY_SESSIONS = 20
 

@@ -123,6 +123,30 @@ def test_a_perfect_model_scores_perfectly_and_the_strongest_baseline_is_named():
     assert cursor.baseline == min(cursor.baselines.values())
 
 
+def test_silent_steps_are_measured_apart():
+    session = Session.model_validate(
+        {
+            "session_id": "t",
+            "user_instruction": "repair it",
+            "execution_trace": [
+                {"step": 1, "thought": "Run it.", "tool_called": "pytest_run", "execution_result": {"exit_code": 1}},
+                {"step": 2, "tool_called": "file_read", "tool_args": {"path": "m.py"}},
+            ],
+        }
+    )
+    held = session_facts(session)
+    said = Predictions(
+        intents={},
+        tools={("t", 1): TOOL_INDEX["pytest_run"], ("t", 2): TOOL_INDEX["pytest_run"]},
+        outcomes={},
+        cursor_y={},
+    )
+    metrics = head_metrics([_session("a", REPAIR)], [held], said)
+    assert metrics["tool_accuracy"].value == 0.5
+    assert metrics["tool_accuracy_silent"].value == 0.0
+    assert metrics["tool_accuracy_silent"].count == 1
+
+
 def test_one_outcome_only_has_no_auc():
     train = [_session("a", REPAIR)]
     held = _session("c", [("pytest_run", 1, False, None)])
