@@ -32,7 +32,7 @@ from agentft.text.draft import Draft
 from agentft.text.render import Renderer
 from agentft.tools import TOOLS, FormatError, ToolCall
 
-MAX_TURN_TOKENS = 192
+MAX_TURN_TOKENS = 256
 RESERVED_TOKENS = 64
 """Left free for each further turn and result beyond the shown part of the session."""
 

@@ -34,7 +34,7 @@ from agentft.text.render import Renderer
 from agentft.text.rendered import Kind
 from agentft.tools import TOOLS, FormatError, ToolCall
 
-MAX_CALL_TOKENS = 192
+MAX_CALL_TOKENS = 256
 """Longest thought and call that is sampled."""
 
 

@@ -68,7 +68,6 @@ def preset_config(preset: str, vocab_size: int) -> PretrainedConfig:
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 256,
-        "num_hidden_layers": 4,
         "max_position_embeddings": 16384,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -77,6 +76,7 @@ def preset_config(preset: str, vocab_size: int) -> PretrainedConfig:
     if preset == "tiny-glm":
         return GlmConfig(
             **common,
+            num_hidden_layers=3,
             intermediate_size=768,
             num_attention_heads=4,
             num_key_value_heads=2,
@@ -87,6 +87,7 @@ def preset_config(preset: str, vocab_size: int) -> PretrainedConfig:
     if preset == "tiny-kimi":
         return kimi.KimiK2Config(
             **common,
+            num_hidden_layers=4,
             intermediate_size=768,
             moe_intermediate_size=192,
             num_attention_heads=4,

@@ -7,7 +7,7 @@ A turn is ``<|step|>`` thought, tool-start, the name of a tool, args, its argume
 end, typed by its ``ToolSpec``) and tool-end, or the final answer; see docs/design.md, "Token layout". What a row may
 write next follows from its ids behind the last result. Handles are offered only where they stand for something that the
 context has shown. What the grammar does not decide (thought, text, which tool, which argument first) stays the model's
-choice. A turn that is cut off by a length limit is still unfinished.
+choice, up to a longest text, so that no turn runs on for ever.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from agentft.text.handles import Handles
 from agentft.text.vocab import Vocab
 from agentft.tools import Parameter, ToolSpec
 
+LONGEST_TEXT = 80
+LONGEST_INTEGER = 9
+
 
 class TurnGrammar(LogitsProcessor):
     """Forbids every token that cannot continue a well-formed turn.
@@ -32,10 +35,19 @@ class TurnGrammar(LogitsProcessor):
         vocab: The tokenizer's vocabulary.
         tools: Name → specification of the tools that may be called.
         handles: What each row's context has shown, one a row.
+        longest_text: Most tokens of a thought, of an argument's value and of the answer. Values of other types than
+            string and integer are not bounded: they end when they are JSON.
     """
 
-    def __init__(self, vocab: Vocab, tools: Mapping[str, ToolSpec], handles: Sequence[Handles]) -> None:
-        self.vocab, self.tools, self.handles = vocab, dict(tools), handles
+    def __init__(
+        self,
+        vocab: Vocab,
+        tools: Mapping[str, ToolSpec],
+        handles: Sequence[Handles],
+        *,
+        longest_text: int = LONGEST_TEXT,
+    ) -> None:
+        self.vocab, self.tools, self.handles, self.longest_text = vocab, dict(tools), handles, longest_text
         self.names = {name: tuple(vocab.encode(name)) for name in tools}
         self.text = frozenset(token for token in range(vocab.size) if token not in vocab.special)
         self.digits = {token: vocab.decode([token]) for token in self.text}
@@ -60,9 +72,10 @@ class TurnGrammar(LogitsProcessor):
         if ids[at] == vocab.trace_end:
             if vocab.output not in turn:
                 return frozenset({vocab.output})
-            return frozenset({vocab.eot}) if vocab.eot in turn else self.text | {vocab.eot}
+            answer = turn[turn.index(vocab.output) + 1 :]
+            return frozenset({vocab.eot}) if vocab.eot in answer else self._more_text(answer) | {vocab.eot}
         if vocab.tool_start not in turn:
-            return self.text | {vocab.tool_start}
+            return self._more_text(turn) | {vocab.tool_start}
         call = turn[turn.index(vocab.tool_start) + 1 :]
         if vocab.tool_end in call:
             return frozenset({vocab.tool_end})
@@ -101,7 +114,7 @@ class TurnGrammar(LogitsProcessor):
         if value and value[0] in files:
             return end
         if value or parameter.refers_to != "file":
-            return self.text | end
+            return self._more_text(value) | end
         return self.text | {token for index, token in enumerate(files) if handles.path(index) is not None}
 
     def _json(
@@ -115,10 +128,13 @@ class TurnGrammar(LogitsProcessor):
             return self._digits_after(text) | pointers | (end if text else frozenset())
         return self.text | (end if _is_json(text) else frozenset())
 
+    def _more_text(self, written: Sequence[int]) -> frozenset[int]:
+        return self.text if len(written) < self.longest_text else frozenset()
+
     def _digits_after(self, text: str) -> frozenset[int]:
         """Return the digits that keep ``text`` a JSON integer: nothing but 0 itself begins with a 0."""
         if text:
-            return frozenset() if text == "0" else frozenset(self.digits)
+            return frozenset() if text == "0" or len(text) >= LONGEST_INTEGER else frozenset(self.digits)
         return frozenset(token for token, digits in self.digits.items() if digits == "0" or digits[0] != "0")
 
     def _lines(self, spec: ToolSpec, pieces: list[list[int]], handles: Handles) -> frozenset[int]:

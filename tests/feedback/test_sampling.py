@@ -45,7 +45,9 @@ def plan(number: int, index: int) -> Plan:
     return Plan(session=KNOWN[number], calls=calls, index=index)
 
 
-def sample(model: AgentModel, renderer: Renderer, plans: list[Plan], temperature: float = 0.0) -> list[Sampled]:
+def sample(
+    model: AgentModel, renderer: Renderer, plans: list[Plan], temperature: float = 0.0, grammar: bool = False
+) -> list[Sampled]:
     return sample_calls(
         model,
         renderer,
@@ -54,6 +56,7 @@ def sample(model: AgentModel, renderer: Renderer, plans: list[Plan], temperature
         batch=7,
         temperature=temperature,
         generator=torch.Generator().manual_seed(1),
+        grammar=grammar,
     )
 
 
@@ -192,3 +195,13 @@ def test_plans_are_different_sessions_and_follow_the_seed() -> None:
     assert len({name for name, _ in chosen(1, 9)}) == 3  # more cannot be had
     foreign = KNOWN[0].model_copy(update={"workspace": None})
     assert plan_calls([foreign], 2, torch.Generator()) == []
+
+
+def test_calls_sampled_within_the_grammar_parse(renderer: Renderer) -> None:
+    """An untrained model writes noise by itself, and calls within the grammar."""
+    model = make_model(renderer)
+    plans = [plan(number, index) for number in range(3) for index in range(2)]
+    noise = sample(model, renderer, plans, temperature=1.0)
+    assert any(isinstance(call.call, FormatError) for call in noise)
+    calls = sample(model, renderer, plans, temperature=1.0, grammar=True)
+    assert [type(call.call) for call in calls] == [ToolCall] * len(calls)

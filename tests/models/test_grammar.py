@@ -103,6 +103,19 @@ def test_handles_of_nothing_are_not_offered(renderer: Renderer) -> None:
     assert grammar.next_tokens(0, named) & set(vocab.lines) == set(vocab.lines[: draft.handles.lines_in(0)])
 
 
+def test_no_text_runs_on_for_ever(renderer: Renderer) -> None:
+    vocab, draft = renderer.vocab, renderer.prompt(SESSION, 1)
+    grammar = TurnGrammar(vocab, renderer.specs, [draft.handles], longest_text=3)
+    word = vocab.encode("a")[0]
+    thought = [*draft.ids, vocab.step, word, word]
+    assert word in grammar.next_tokens(0, thought)
+    assert grammar.next_tokens(0, [*thought, word]) == {vocab.tool_start}
+    call = [*thought, vocab.tool_start, *vocab.encode("code_search"), vocab.args, vocab.arg, *vocab.encode("pattern")]
+    assert grammar.next_tokens(0, [*call, vocab.val, word, word, word]) == {vocab.arg, vocab.tool_end}
+    answer = [*draft.ids, vocab.trace_end, vocab.output, word, word, word]
+    assert grammar.next_tokens(0, answer) == {vocab.eot}
+
+
 def test_required_arguments_come_before_the_end(renderer: Renderer) -> None:
     vocab, draft = renderer.vocab, renderer.prompt(SESSION, 1)
     grammar = TurnGrammar(vocab, renderer.specs, [draft.handles])
