@@ -24,7 +24,8 @@ from agentft.text.handles import Handles
 from agentft.text.vocab import Vocab
 from agentft.tools import Parameter, ToolSpec
 
-LONGEST_TEXT = 80
+LONGEST_TEXT = 52
+"""Four texts of that length, names and marks fit the turns that are sampled (256 tokens)."""
 LONGEST_INTEGER = 9
 
 
