@@ -23,8 +23,8 @@ NO_TARGET = -100
 LET_GO = -4.6
 """Log-probability (of about 1 %) below which the policy term pushes a token down no further."""
 
-CELLS_PER_UNIT = 16.0
-"""Cursor distances enter the Huber loss in units of 16 cells; a cell is one character wide and one line high."""
+CELLS_PER_UNIT = 64.0
+"""Cursor distances enter the Huber loss in units of 64 cells, about a window; a cell is a character wide, a line high."""
 
 
 def code_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def tool_sum(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def cursor_sum(predicted: Tensor, targets: Tensor, view: Tensor) -> Tensor:
-    """Huber loss (δ = 1 unit = 16 cells) of x and y plus binary cross-entropy of before/after.
+    """Huber loss (δ = 1 unit = 64 cells) of x and y plus binary cross-entropy of before/after.
 
     Args:
         predicted: [N, 3]: x px, y px, logit of "after".

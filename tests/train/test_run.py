@@ -81,6 +81,35 @@ def _launch(words: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.s3
+def test_a_run_streams_its_shards_from_the_store(tmp_path: Path, shards: Path, bucket: str, local: str) -> None:
+    """The same losses from s3:// as from the folder, with nothing but an empty local cache."""
+    from agentft.data.upload import upload_shards
+
+    more = [local, "train.duration=1ep", "feedback.probe.every=0"]
+    assert main(_words("folder", tmp_path, shards, *more)) == 0
+    upload_shards(shards, f"s3://{bucket}/shards")
+    assert main(_words("store", tmp_path, tmp_path / "cache", f"data.remote=s3://{bucket}/shards", *more)) == 0
+    curve = (tmp_path / "store" / "losses.jsonl").read_bytes()
+    assert curve == (tmp_path / "folder" / "losses.jsonl").read_bytes()
+    assert list((tmp_path / "cache" / "train").glob("*.mds*"))
+
+
+@pytest.mark.s3
+def test_a_run_with_wrong_credentials_is_refused_in_one_message(
+    tmp_path: Path, shards: Path, bucket: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentft.data.upload import upload_shards
+
+    upload_shards(shards, f"s3://{bucket}/shards")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-this-one")
+    words = _words("store", tmp_path, tmp_path / "cache", f"data.remote=s3://{bucket}/shards", "feedback.backend=off")
+    assert main([*words, "train.duration=1ep"]) == 3
+    said = capsys.readouterr().err
+    assert said.count("agentft:") == 1
+    assert "credentials" in said
+
+
 def test_one_seed_one_curve_and_a_replay_without_a_sandbox(tmp_path: Path, shards: Path, local: str) -> None:
     more = ["train.duration=2ep", *PROBE]
     assert main(_words("first", tmp_path, shards, local, *more)) == 0

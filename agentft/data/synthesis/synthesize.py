@@ -37,7 +37,7 @@ from agentft.etai_io import read, write
 from agentft.sandbox.base import Lease, Limits, Sandbox
 from agentft.sandbox.pool import open_sandbox
 
-FORMAT = 8
+FORMAT = 9
 """Raise when the same request gives other sessions than before."""
 BATCH = 10
 MAX_ROUNDS = 12

@@ -158,6 +158,18 @@ WISHES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+EDITING: tuple[str, ...] = (
+    "Line {line} has `{old}`, it should be `{new}`.",
+    "`{old}` is wrong here.",
+    "On line {line}, `{new}` is meant.",
+    "The mistake is on line {line}.",
+    "Perhaps it is line {line}.",
+    "Line {line} looks odd.",
+    "`{old}` may be the cause.",
+    "Try `{new}`.",
+)
+"""Said before a right and before a wrong edit: who is wrong does not know it, and the words must not tell it."""
+
 THOUGHTS: Mapping[str, tuple[str, ...]] = {
     "run": ("See how it fails.", "The failure comes first.", "Only the test is known so far.", "Reproduce it first."),
     "confirm": ("The working test comes first.", "Check the one that should pass.", "Start with the healthy test."),
@@ -182,12 +194,7 @@ THOUGHTS: Mapping[str, tuple[str, ...]] = {
         "Where `{name}` is defined is not known yet.",
     ),
     "search_callee": ("It calls `{name}`.", "The helper is `{name}`.", "`{name}` does the work here."),
-    "edit": (
-        "Line {line} has `{old}`, it should be `{new}`.",
-        "`{old}` is wrong here.",
-        "On line {line}, `{new}` is meant.",
-        "The mistake is on line {line}.",
-    ),
+    "edit": EDITING,
     "insert": (
         "A line is missing after line {line}.",
         "Something is left out at line {line}.",
@@ -207,7 +214,7 @@ THOUGHTS: Mapping[str, tuple[str, ...]] = {
         "Wrong place, undo it.",
     ),
     "after_revert": ("The other suspect is line {line}.", "Line {line} is left.", "So it must be line {line}."),
-    "mistake": ("Perhaps it is line {line}.", "Line {line} looks odd.", "`{old}` may be the cause.", "Try `{new}`."),
+    "mistake": EDITING,
     "test_edit": ("The change is in.", "Edited; see whether it holds.", "Line {line} is changed.", "Does it pass now?"),
     "run_undone": ("Back to the state before.", "The attempt is out.", "See the old failure again."),
     "recheck": ("Look at the change once more.", "Read it back first.", "Check the edited lines."),
