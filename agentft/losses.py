@@ -24,7 +24,7 @@ LET_GO = -4.6
 """Log-probability (of about 1 %) below which the policy term pushes a token down no further."""
 
 CELLS_PER_UNIT = 64.0
-"""Cursor distances enter the Huber loss in units of 64 cells, about a window; a cell is a character wide, a line high."""
+"""Cursor distances enter the Huber loss in units of 64 cells, about a window; a cell is one character of the editor."""
 
 
 def code_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
