@@ -202,3 +202,20 @@ def test_identities_are_distinct_and_stable() -> None:
     assert [d.identity for d in first] == [d.identity for d in second]
     assert len({d.identity for d in first}) == len(first)
     assert all(re.fullmatch("[0-9a-f]{12}", d.identity) for d in first)
+
+
+def test_the_interpreters_own_stumble_is_no_verdict_on_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 may fail to build a tree while another one is built; the same text parses the next time."""
+    from agentft.data.synthesis import source
+
+    real, failures = ast.parse, iter([True, True])
+
+    def stumbling(text: str) -> ast.Module:
+        if next(failures, False):
+            raise SystemError("AST constructor recursion depth mismatch (before=45, after=58)")
+        return real(text)
+
+    monkeypatch.setattr(source.ast, "parse", stumbling)
+    assert isinstance(source.parse("a = 1"), ast.Module)
+    with pytest.raises(SyntaxError):
+        source.parse("a = ")

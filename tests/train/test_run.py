@@ -24,7 +24,7 @@ from agentft.train.run import main
 REPO = Path(__file__).resolve().parents[2]
 YAML = str(REPO / "yamls" / "agent" / "tiny-glm.yaml")
 SMALL = ["loggers.tensorboard=false", "data.batch_size=8", "data.microbatch_size=4", "train.eval_interval=0ba"]
-SMALL += ["train.threads=1"]
+SMALL += ["train.threads=1", "train.precision=fp32"]
 PROBE = ["feedback.probe.every=4", "feedback.probe.calls=2", "feedback.policy.every=4", "feedback.policy.calls=2"]
 
 

@@ -10,9 +10,11 @@ import bisect
 import functools
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+PARSE_ATTEMPTS = 10
 _PARSING = threading.Lock()
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]+")
@@ -22,9 +24,13 @@ def parse(text: str) -> ast.Module:
     """Return the tree of ``text`` (``SyntaxError``, ``ValueError``).
 
     One thread at a time: Python 3.11 counts the depth of all trees under construction in one place, and raises
-    ``SystemError: AST constructor recursion depth mismatch`` when the collector lets another thread in.
+    ``SystemError: AST constructor recursion depth mismatch`` when the collector lets other code in that builds or
+    compiles one. Code that we do not call may do so too, and nothing is wrong with the text: it is parsed again.
     """
     with _PARSING:
+        for _ in range(PARSE_ATTEMPTS - 1):
+            with suppress(SystemError):
+                return ast.parse(text)
         return ast.parse(text)
 
 
