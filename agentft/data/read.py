@@ -39,10 +39,13 @@ def shard_rows(root: Path, info: dict[str, Any]) -> list[bytes]:
     from streaming.base.compression import decompress
 
     raw = root / info["raw_data"]["basename"]
-    packed = root / info["zip_data"]["basename"] if info["zip_data"] else raw
-    if not raw.is_file() and not packed.is_file():
+    packed = root / info["zip_data"]["basename"] if info["zip_data"] else None
+    if packed is not None and packed.is_file():
+        data = decompress(info["compression"], packed.read_bytes())
+    elif raw.is_file():
+        data = raw.read_bytes()
+    else:
         raise DataError("a shard is missing", where=str(raw), hint="write or fetch the shards again")
-    data = raw.read_bytes() if raw.is_file() else decompress(info["compression"], packed.read_bytes())
     count = int(np.frombuffer(data[:4], np.uint32)[0])
     offsets = np.frombuffer(data[4 : 8 + 4 * count], np.uint32).tolist()
     return [data[start:end] for start, end in itertools.pairwise(offsets)]

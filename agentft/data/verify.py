@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from agentft.data.grouping import GROUPS, group_of
 from agentft.data.meta import INDEX_NAME, META_NAME, TOKENIZER_NAME, ShardMeta, SplitMeta, load_meta
 from agentft.data.progress import track
+from agentft.data.read import decode_row, shard_rows
 from agentft.data.shards import COLUMNS
 from agentft.data.storage import Digest
 from agentft.errors import DataError
@@ -122,40 +122,23 @@ def _hash(name: str, data: bytes) -> str:
 
 def _check_samples(folder: Path, info: dict[str, Any], meta: ShardMeta) -> int:
     """Decode every sample of one shard and check that its columns belong together; return their number."""
-    from streaming.base.compression import decompress
-    from streaming.base.format.mds.encodings import mds_decode
-
-    raw_path = folder / info["raw_data"]["basename"]
-    path = folder / info["zip_data"]["basename"] if info["zip_data"] else raw_path
-    data = decompress(info["compression"], path.read_bytes()) if path.is_file() else raw_path.read_bytes()
+    packed = info["zip_data"] is not None and (folder / info["zip_data"]["basename"]).is_file()
+    path = folder / info["zip_data" if packed else "raw_data"]["basename"]
     if dict(zip(info["column_names"], info["column_encodings"], strict=True)) != COLUMNS:
         raise DataError("a shard has other columns", where=str(path), got=info["column_names"], expected=str(COLUMNS))
-    count = int(np.frombuffer(data[:4], np.uint32)[0])
+    rows = shard_rows(folder, info)
+    count = len(rows)
     if count != info["samples"]:
         raise DataError("a shard has another number of samples", where=str(path), got=count, expected=info["samples"])
-    offsets = np.frombuffer(data[4 : 8 + 4 * count], np.uint32)
-    for number in range(count):
+    for number, data in enumerate(rows):
         try:
-            sample = _decode(data[offsets[number] : offsets[number + 1]], info, mds_decode)
-            _check_sample(sample, meta)
+            _check_sample(decode_row(data, info), meta)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             got = f"{type(error).__name__}: {error}"
             raise DataError(
                 "a sample cannot be used", where=f"{path}, sample {number}", got=got, hint=_AGAIN
             ) from error
     return count
-
-
-def _decode(data: bytes, info: dict[str, Any], mds_decode: Any) -> dict[str, Any]:
-    """Return one sample's columns: variable-size lengths first, then the values (the MDS layout)."""
-    variable = sum(1 for size in info["column_sizes"] if size is None)
-    lengths = iter(np.frombuffer(data[: 4 * variable], np.uint32).tolist())
-    at, sample = 4 * variable, {}
-    for name, encoding, fixed in zip(info["column_names"], info["column_encodings"], info["column_sizes"], strict=True):
-        size = fixed or next(lengths)
-        sample[name] = mds_decode(encoding, data[at : at + size])
-        at += size
-    return sample
 
 
 def _check_sample(sample: dict[str, Any], meta: ShardMeta) -> None:
