@@ -16,6 +16,11 @@ start_dockerd() {
     command -v dockerd >/dev/null || return 1
     [ "$(id -u)" = 0 ] || return 1
     [ -z "${DOCKER_HOST:-}" ] || return 1
+    # A dockerd that was killed leaves its pid file; with that number taken by another process the next one refuses.
+    local file
+    for file in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
+        if [ -f "$file" ] && ! grep -qsE 'dockerd|containerd' "/proc/$(cat "$file")/cmdline"; then rm -f "$file"; fi
+    done
     echo "engine: starting dockerd in the background (log: $log)"
     mkdir -p "$(dirname "$log")"
     nohup setsid dockerd >"$log" 2>&1 </dev/null &
