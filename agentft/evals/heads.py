@@ -11,6 +11,7 @@ from agentft import losses
 from agentft.data.batch import collate
 from agentft.evals.metrics import Predictions
 from agentft.models.agent_model import AgentModel
+from agentft.models.generate import evaluating
 
 
 @torch.no_grad()
@@ -19,18 +20,16 @@ def predict(model: AgentModel, samples: Sequence[Mapping[str, Any]], *, batch_si
 
     Rows are batched by length, so that little is padded; the order does not change any prediction's meaning.
     """
-    was_training = model.training
-    model.eval()
     found: dict[str, dict[Any, Any]] = {"intents": {}, "tools": {}, "outcomes": {}, "cursor_y": {}}
     total, count = 0.0, 0.0
     by_length = sorted(samples, key=lambda sample: len(sample["input_ids"]))
-    for start in range(0, len(by_length), batch_size):
-        batch = collate(by_length[start : start + batch_size])
-        outputs = model(batch)
-        _collect(found, batch, model.predictions(outputs))
-        total += float(model.component_sums(outputs, batch)["code"])
-        count += losses.target_counts(batch)["code"]
-    model.train(was_training)
+    with evaluating(model):
+        for start in range(0, len(by_length), batch_size):
+            batch = collate(by_length[start : start + batch_size])
+            outputs = model(batch)
+            _collect(found, batch, model.predictions(outputs))
+            total += float(model.component_sums(outputs, batch)["code"])
+            count += losses.target_counts(batch)["code"]
     return Predictions(**found, code_loss=total / count if count else float("nan"))
 
 

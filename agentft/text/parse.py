@@ -17,15 +17,7 @@ from agentft.text.handles import Handles
 from agentft.text.results import NUMBER_SEPARATOR
 from agentft.text.vocab import Vocab
 from agentft.tools import TOOLS, FormatError, ToolCall, ToolSpec
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-}
+from agentft.tools.check import has_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +161,7 @@ def _check(args: Mapping[str, Any], spec: ToolSpec) -> None:
         if key not in known:
             raise _MalformedError(f"{spec.name} has no argument {key[:60]!r}")
         kind = known[key].type
-        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        if not has_type(value, kind):
             raise _MalformedError(f"argument {key!r} is no {kind}")
     missing = [p.name for p in spec.parameters if p.required and p.name not in args]
     if missing:

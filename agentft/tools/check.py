@@ -31,7 +31,7 @@ def check_call(call: ToolCall) -> str | None:
         if name not in call.args:
             if parameter.required:
                 return f"{call.name} needs the argument {name!r}; usage: {call.name}({usage})"
-        elif not _has_type(call.args[name], parameter.type):
+        elif not has_type(call.args[name], parameter.type):
             got = type(call.args[name]).__name__
             return f"{call.name}: argument {name!r} must be of type {parameter.type}, got {got}"
         elif isinstance(call.args[name], str) and not _is_text(call.args[name]):
@@ -39,7 +39,8 @@ def check_call(call: ToolCall) -> str | None:
     return None
 
 
-def _has_type(value: Any, wanted: ParameterType) -> bool:
+def has_type(value: Any, wanted: ParameterType) -> bool:
+    """Return whether ``value`` is of the JSON type ``wanted``; a boolean is no number."""
     if isinstance(value, bool):
         return wanted == "boolean"
     return isinstance(value, _TYPES[wanted])

@@ -20,6 +20,7 @@ from agentft.evals.facts import session_facts
 from agentft.evals.heads import predict
 from agentft.evals.metrics import head_metrics
 from agentft.evals.replay import path_accuracy
+from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel
 from agentft.models.export import load_model
 from agentft.report.page import head_table, path_line
@@ -55,9 +56,9 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
         raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
     config = load(run / "config.yaml")
     model = load_model(run / "model")
-    train = [_session(sample) for sample in read_samples(config.data.shards, config.data.train_split)]
+    train = [session_of(sample["record"]) for sample in read_samples(config.data.shards, config.data.train_split)]
     samples = list(read_samples(config.data.shards, split))
-    sessions = [_session(sample) for sample in samples]
+    sessions = [session_of(sample["record"]) for sample in samples]
     said = predict(model, samples)
     metrics = head_metrics([session_facts(s) for s in train], [session_facts(s) for s in sessions], said)
     result: dict[str, Any] = {
@@ -74,10 +75,6 @@ def add_to_summary(run: Path, result: Mapping[str, Any]) -> None:
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps({**summary, **result}, indent=2) + "\n")
-
-
-def _session(sample: Mapping[str, Any]) -> Session:
-    return Session.model_validate_json(sample["record"])
 
 
 def _path_accuracy(config: RunConfig, model: AgentModel, sessions: Sequence[Session]) -> dict[str, Any]:

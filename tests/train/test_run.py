@@ -260,3 +260,21 @@ def test_an_interrupted_run_closes_its_sandbox(running: subprocess.Popen[str]) -
     assert running.returncode == 130, output
     assert "interrupted" in output
     assert _wait(lambda: not _containers(), 2)
+
+
+def test_a_finished_run_is_evaluated_beside_baselines(tmp_path: Path, shards: Path, local: str) -> None:
+    from agentft.train.evaluate import add_to_summary, evaluate_run
+
+    assert main(_words("run", tmp_path, shards, local, "train.duration=1ep", "feedback.probe.every=0")) == 0
+    result = evaluate_run(tmp_path / "run", "test", path_sessions=2)
+    add_to_summary(tmp_path / "run", result)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["heads"] == result["heads"]
+    assert summary["loss"]["code"]["first"] > 0, "what training wrote stays"
+    tool = result["heads"]["tool_accuracy"]
+    assert 0 <= tool["value"] <= 1
+    assert tool["baseline"] == max(tool["baselines"].values())
+    assert result["held_out"]["sessions"] == 8
+    assert result["held_out"]["code_loss"] > 0
+    assert result["path_accuracy"]["count"] == 2
+    assert result["path_accuracy"]["parse_ok"] == result["path_accuracy"]["calls"]
