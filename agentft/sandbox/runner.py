@@ -163,18 +163,22 @@ class Call:
         if process.stdin:
             os.set_blocking(process.stdin.fileno(), False)
             poller.register(process.stdin.fileno(), select.POLLOUT)
-        deadline = self.started + self.request["timeout_s"]
+        deadline, watch = self.started + self.request["timeout_s"], self.config.get("watch")
         while self.code is None and not self.stopped:
             wait_s = deadline - time.monotonic()
             if wait_s <= 0:
-                self.stopped = "timeout"
+                if watch:  # a bomb may have left this process no time to look before
+                    self.sample(watch)
+                self.stopped = self.stopped or "timeout"
                 break
-            wait_s = min(wait_s, WATCH_INTERVAL_S) if self.config.get("watch") else wait_s
+            wait_s = min(wait_s, WATCH_INTERVAL_S) if watch else wait_s
             for fd, _event in poller.poll(wait_s * 1000):
                 if fd == 0:
                     die()
                 elif fd == wake:
                     os.read(fd, 4096)
+                    if watch:  # before the dead are reaped: they count for the kernel's limit
+                        self.count(len(processes()), watch)
                     self.code = reap(process.pid)
                 elif fd in self.streams:
                     if not self.take(fd, self.streams[fd]):
@@ -187,8 +191,8 @@ class Call:
                         process.stdin = None
             if self.total > self.cap:
                 self.stopped = "output_limit"
-            elif self.config.get("watch") and self.code is None:
-                self.sample(self.config["watch"])
+            elif watch and self.code is None:
+                self.sample(watch)
 
     def take(self, fd: int, kept: bytearray) -> bool:
         """Read once; keep what fits under the cap. False at the end of the stream."""
@@ -201,19 +205,23 @@ class Call:
         return bool(data)
 
     def sample(self, limits: dict[str, int]) -> None:
-        """Add up resident memory and threads of everything that runs."""
-        pages, threads = 0, 0
-        for name in os.listdir("/proc"):
-            if name.isdigit() and name != "1":
-                try:
-                    with open(f"/proc/{name}/statm", "rb", buffering=0) as file:
-                        pages += int(file.read(256).split()[1])
-                    threads += len(os.listdir(f"/proc/{name}/task"))
-                except (OSError, IndexError):
-                    continue  # it has just ended
+        """Add up resident memory and threads of everything that runs; what ends meanwhile counts as one thread."""
+        names = processes()
+        pages, threads = 0, len(names)
+        for name in names:
+            try:
+                with open(f"/proc/{name}/statm", "rb", buffering=0) as file:
+                    pages += int(file.read(256).split()[1])
+                threads += max(1, len(os.listdir(f"/proc/{name}/task"))) - 1
+            except (OSError, IndexError):
+                continue  # it has just ended
         if pages * os.sysconf("SC_PAGE_SIZE") > limits["memory_bytes"]:
             self.hits.add("oom")
             self.stopped = "oom"
+        self.count(threads, limits)
+
+    def count(self, threads: int, limits: dict[str, int]) -> None:
+        """Note whether ``threads`` and this process are about all that the limit allows."""
         if threads >= limits["pids"] - 2:
             self.hits.add("pids")
 
@@ -249,6 +257,11 @@ def read_counters(counters: list[tuple[str, str, bytes]]) -> dict[str, int]:
             lines = file.read(4096).splitlines()
         counts[event] = next((int(line[len(key) :]) for line in lines if line.startswith(key)), 0)
     return counts
+
+
+def processes() -> list[str]:
+    """Return the process ids of everything but the runner, ended ones that nobody has reaped included."""
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
 def sweep() -> None:
@@ -309,8 +322,7 @@ def reset(folders: list[str]) -> None:
             with open(table, "rb") as file:
                 if len(file.read().splitlines()) > 1:
                     raise RuntimeError(f"{table}: an object is left")
-    others = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-    if others:
+    if others := processes():
         raise RuntimeError(f"processes are left: {others}")
 
 
