@@ -12,12 +12,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import re
 import socket
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import requests
 from docker.errors import APIError, DockerException, NotFound
+from docker.tls import TLSConfig
 from docker.types import Ulimit
 
 import docker
@@ -30,23 +34,60 @@ from agentft.sandbox.wire import Wire, runner_command
 MIB = 1 << 20
 USER_ID = 10001
 START_TIMEOUT_S = 30.0
+RECIPE_LABEL = "agentft.recipe"
+TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 ENGINE_HINT = "start the Docker engine (`agentft doctor` says how), or use the local backend"
 
 log = logging.getLogger(__name__)
 
 
-def connect() -> docker.APIClient:
-    """Return a client of the engine that DOCKER_HOST (or the default socket) names.
+def connect(host: str | None = None, tls: Path | str | None = None, *, timeout_s: float = 30.0) -> docker.APIClient:
+    """Return a client of an engine that answers. Podman's Docker-compatible socket is such an engine too.
+
+    Args:
+        host: ``unix:///path`` or ``tcp://name:port``; None takes DOCKER_HOST, else the default socket.
+        tls: folder with ca.pem, cert.pem and key.pem, as Docker uses; needed for tcp beyond this machine.
+        timeout_s: of every request.
 
     Raises:
-        SandboxError: no engine answers.
+        SandboxError: no engine answers, it is not who the certificates say, or a tcp host would be plain.
     """
+    where = host or os.environ.get("DOCKER_HOST")
     try:
-        client = cast(docker.APIClient, docker.from_env(timeout=30).api)
+        if host is None:
+            client = cast(docker.APIClient, docker.from_env(timeout=int(timeout_s)).api)
+        else:
+            client = docker.APIClient(base_url=host, version="auto", timeout=int(timeout_s), tls=_tls(host, tls))
         client.ping()
     except (DockerException, requests.RequestException, OSError) as cause:
-        raise SandboxError("no Docker engine answers", got=str(cause), hint=ENGINE_HINT) from cause
+        raise SandboxError("no Docker engine answers", where=where, got=str(cause), hint=ENGINE_HINT) from cause
     return client
+
+
+def host_problem(host: str, tls: Path | str | None) -> str | None:
+    """Return what is wrong with the address of an engine, or None. Nothing is contacted."""
+    scheme, _, rest = host.partition("://")
+    if scheme == "unix" and rest.startswith("/"):
+        return None
+    if scheme != "tcp" or not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\s]+):\d+", rest):
+        return "expected unix:///path/of/the.sock or tcp://name:port"
+    if tls is None and not re.fullmatch(r"localhost|127(\.\d+){3}|\[::1\]", rest.rpartition(":")[0]):
+        return "plain tcp gives everyone on the network root on that host: set sandbox.tls to a folder of certificates"
+    return None
+
+
+def _tls(host: str, folder: Path | str | None) -> TLSConfig | bool:
+    if problem := host_problem(host, folder):
+        raise SandboxError("this engine cannot be used", where=host, got=problem)
+    if folder is None or not host.startswith("tcp://"):
+        return False
+    ca, cert, key = (Path(folder) / name for name in TLS_FILES)
+    missing = [path.name for path in (ca, cert, key) if not path.is_file()]
+    if missing:
+        raise SandboxError(
+            "certificates are missing", where=str(folder), got=f"no {', '.join(missing)}", expected=", ".join(TLS_FILES)
+        )
+    return TLSConfig(client_cert=(str(cert), str(key)), ca_cert=str(ca), verify=True)
 
 
 def image_reference(image: str) -> str:
@@ -57,24 +98,57 @@ def image_reference(image: str) -> str:
 class DockerEngine:
     """Starts hardened containers of one image. Meets ``container.Engine``."""
 
-    def __init__(self, *, image: str, limits: Limits, run_name: str) -> None:
+    def __init__(
+        self,
+        *,
+        image: str,
+        limits: Limits,
+        run_name: str,
+        host: str | None = None,
+        tls: Path | str | None = None,
+        runtime: str | None = None,
+    ) -> None:
         """Connect, find the image, remove what dead owners left.
 
+        Args:
+            image: a name as ``agentft sandbox build`` takes it, or a reference that the engine knows.
+            limits: of every container.
+            run_name: goes into the labels.
+            host: the engine's address, see ``connect``.
+            tls: folder of certificates for tcp.
+            runtime: an OCI runtime that the engine knows, such as runsc; None takes the engine's default.
+
         Raises:
-            SandboxError: no engine answers, or the image is not there (with the command that builds it).
+            SandboxError: no engine answers, the image is not there (with the command that builds it), or the engine
+                does not have this runtime.
         """
-        self._client = connect()
+        self._address = (host, tls)
+        self._client = connect(host, tls)
+        self.host = host or os.environ.get("DOCKER_HOST") or "the default engine"
         reference = image_reference(image)
         try:
-            self.image_digest: str = self._client.inspect_image(reference)["Id"]
+            found = self._client.inspect_image(reference)
         except NotFound as cause:
             raise SandboxError(
-                f"the sandbox image {reference} is not there", hint=f"agentft sandbox build {image}"
+                f"the sandbox image {reference} is not there", where=host, hint=f"agentft sandbox build {image}"
             ) from cause
+        self._image_id = str(found["Id"])
+        self.recipe = str((found["Config"].get("Labels") or {}).get(RECIPE_LABEL, ""))
+        information = self._client.info()
+        self._runtime = check_runtime(information, runtime, self.host)
+        self.image_digest = self._image_id + (f"+{runtime}" if runtime else "")
         self.limits, self._labels = limits, owner.labels(run_name)
-        if not any("seccomp" in option for option in self._client.info().get("SecurityOptions") or ()):
+        if not any("seccomp" in option for option in information.get("SecurityOptions") or ()):
             log.warning("this Docker engine has no seccomp: system calls inside the sandbox are not filtered")
         remove_leftovers(self._client)
+
+    def answers(self, timeout_s: float = 3.0) -> bool:
+        """Whether the engine itself still answers."""
+        try:
+            connect(*self._address, timeout_s=timeout_s).close()
+        except SandboxError:
+            return False
+        return True
 
     def start(self) -> Container:
         """Create, attach, start, and wait for the runner's greeting."""
@@ -97,7 +171,7 @@ class DockerEngine:
     def _create(self) -> str:
         config = {"workspace": WORKSPACE, "wipe": WIPED}
         created = self._client.create_container(
-            self.image_digest,
+            self._image_id,
             entrypoint=runner_command(config),
             command=[],
             user=f"{USER_ID}:{USER_ID}",
@@ -107,7 +181,7 @@ class DockerEngine:
             working_dir="/",
             labels=self._labels,
             network_disabled=True,
-            host_config=self._client.create_host_config(**_host_config(self.limits)),
+            host_config=self._client.create_host_config(**_host_config(self.limits), runtime=self._runtime),
         )
         return str(created["Id"])
 
@@ -118,6 +192,20 @@ class DockerEngine:
     def _remove(self, identity: str) -> None:
         with contextlib.suppress(APIError, requests.RequestException):
             self._client.remove_container(identity, force=True, v=True)
+
+
+def check_runtime(information: dict[str, Any], runtime: str | None, where: str) -> str | None:
+    """Return ``runtime`` if an engine with this ``info()`` has it. Raises ``SandboxError`` naming those it has."""
+    known = sorted(information.get("Runtimes") or ())
+    if runtime is not None and runtime not in known:
+        raise SandboxError(
+            "the engine does not have this container runtime",
+            where=where,
+            got=runtime,
+            expected=" or ".join(known) or "none is known to it",
+            hint="install it on that host and name it in the engine's daemon.json, or leave sandbox.runtime null",
+        )
+    return runtime
 
 
 def _host_config(limits: Limits) -> dict[str, Any]:
