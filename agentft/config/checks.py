@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
 
 _TIME = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?P<unit>ep|ba|dur)")
@@ -41,6 +42,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_model(config)
     yield from _check_data(config, world_size)
     yield from _check_feedback(config)
+    yield from _check_hosts(config)
 
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
@@ -209,4 +211,27 @@ def _check_feedback(config: RunConfig) -> Iterator[Problem]:
             what="run_name is not the name of a folder",
             got=config.run_name,
             expected="letters, digits, dot, dash and underscore",
+        )
+
+
+def _check_hosts(config: RunConfig) -> Iterator[Problem]:
+    sandbox, backend = config.sandbox, config.feedback.backend
+    for host in sandbox.hosts:
+        if problem := host_problem(host, sandbox.tls):
+            plain = host.startswith("tcp://") and "plain" in problem
+            yield Problem(
+                keys=("sandbox.hosts", *(("sandbox.tls",) if plain else ())),
+                what=problem,
+                got=host,
+                expected=ADDRESSES,
+                hint="set sandbox.tls to a folder with ca.pem, cert.pem and key.pem" if plain else None,
+            )
+    if len(set(sandbox.hosts)) < len(sandbox.hosts):
+        yield Problem(keys=("sandbox.hosts",), what="a host is named twice", got=sandbox.hosts)
+    if backend == "local" and (sandbox.runtime or any(host != RAY_AUTO for host in sandbox.hosts)):
+        yield Problem(
+            keys=("sandbox.runtime" if sandbox.runtime else "sandbox.hosts", "feedback.backend"),
+            what="the local backend has no engines and no container runtimes",
+            got=sandbox.runtime or sandbox.hosts,
+            hint=f"set feedback.backend=docker (on a Ray cluster, sandbox.hosts=[{RAY_AUTO}] goes with local too)",
         )

@@ -169,7 +169,11 @@ class SandboxConfig:
     """The sandbox that feedback uses. Sizes in MiB, times in seconds."""
 
     image: str = "python"  # image name as built by `agentft sandbox build`
-    workers: int = 2  # containers kept warm
+    hosts: list[str] = field(default_factory=list)  # unix:///path, tcp://name:port, ray://auto; empty: DOCKER_HOST
+    tls: str | None = None  # folder with ca.pem, cert.pem and key.pem for tcp hosts
+    runtime: str | None = None  # container runtime of the engine, such as runsc; null takes the engine's own
+    workers: int = 2  # containers kept warm, on each host
+    reuse: Literal["session", "never"] = "session"  # a container serves sessions in turn, wiped in between; or only one
     timeout_s: float = 20.0  # wall-clock limit of one call
     memory_mib: int = 512  # memory limit of one container
     pids: int = 128  # processes and threads of one container

@@ -12,11 +12,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from agentft.errors import SandboxError
 from agentft.etai import ExecutionResult, Workspace
 from agentft.tools import ToolCall
 
 Status = Literal["ok", "nonzero", "timeout", "oom", "pids", "output_limit", "infra"]
 """``ok``/``nonzero``: the program ended by itself. ``infra``: the sandbox failed, the program is not to blame."""
+
+
+class HostAwayError(SandboxError):
+    """An engine or a host does not answer now; it may later. Any other ``SandboxError`` needs a person."""
 
 
 @dataclass(frozen=True, kw_only=True)

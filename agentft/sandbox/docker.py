@@ -13,7 +13,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import socket
 import time
 from pathlib import Path
@@ -25,15 +24,17 @@ from docker.tls import TLSConfig
 from docker.types import Ulimit
 
 import docker
+from agentft.config.hosts import ADDRESSES, host_problem
 from agentft.errors import SandboxError, boundary
 from agentft.sandbox import owner
-from agentft.sandbox.base import Limits
+from agentft.sandbox.base import HostAwayError, Limits
 from agentft.sandbox.container import BASE_ENV, WIPED, WORKSPACE, Container
 from agentft.sandbox.wire import Wire, runner_command
 
 MIB = 1 << 20
 USER_ID = 10001
 START_TIMEOUT_S = 30.0
+MEMORY_END_NS = 5_000_000_000
 RECIPE_LABEL = "agentft.recipe"
 TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 ENGINE_HINT = "start the Docker engine (`agentft doctor` says how), or use the local backend"
@@ -50,7 +51,8 @@ def connect(host: str | None = None, tls: Path | str | None = None, *, timeout_s
         timeout_s: of every request.
 
     Raises:
-        SandboxError: no engine answers, it is not who the certificates say, or a tcp host would be plain.
+        HostAwayError: no engine answers.
+        SandboxError: it is not who the certificates say, or a tcp host would be plain.
     """
     where = host or os.environ.get("DOCKER_HOST")
     try:
@@ -60,25 +62,16 @@ def connect(host: str | None = None, tls: Path | str | None = None, *, timeout_s
             client = docker.APIClient(base_url=host, version="auto", timeout=int(timeout_s), tls=_tls(host, tls))
         client.ping()
     except (DockerException, requests.RequestException, OSError) as cause:
-        raise SandboxError("no Docker engine answers", where=where, got=str(cause), hint=ENGINE_HINT) from cause
+        if "SSLError" in str(cause) or "CERTIFICATE" in str(cause):
+            raise SandboxError("the engine's certificate or ours is refused", where=where, got=str(cause)) from cause
+        raise HostAwayError("no Docker engine answers", where=where, got=str(cause), hint=ENGINE_HINT) from cause
     return client
-
-
-def host_problem(host: str, tls: Path | str | None) -> str | None:
-    """Return what is wrong with the address of an engine, or None. Nothing is contacted."""
-    scheme, _, rest = host.partition("://")
-    if scheme == "unix" and rest.startswith("/"):
-        return None
-    if scheme != "tcp" or not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:/\s]+):\d+", rest):
-        return "expected unix:///path/of/the.sock or tcp://name:port"
-    if tls is None and not re.fullmatch(r"localhost|127(\.\d+){3}|\[::1\]", rest.rpartition(":")[0]):
-        return "plain tcp gives everyone on the network root on that host: set sandbox.tls to a folder of certificates"
-    return None
 
 
 def _tls(host: str, folder: Path | str | None) -> TLSConfig | bool:
     if problem := host_problem(host, folder):
-        raise SandboxError("this engine cannot be used", where=host, got=problem)
+        hint = "set sandbox.tls to a folder of certificates" if host.startswith("tcp://") else None
+        raise SandboxError(problem, where="sandbox.hosts", got=host, expected=ADDRESSES, hint=hint)
     if folder is None or not host.startswith("tcp://"):
         return False
     ca, cert, key = (Path(folder) / name for name in TLS_FILES)
@@ -136,6 +129,7 @@ class DockerEngine:
         self.recipe = str((found["Config"].get("Labels") or {}).get(RECIPE_LABEL, ""))
         information = self._client.info()
         self._runtime = check_runtime(information, runtime, self.host)
+        self._podman = any("Podman" in part["Name"] for part in self._client.version().get("Components") or ())
         self.image_digest = self._image_id + (f"+{runtime}" if runtime else "")
         self.limits, self._labels = limits, owner.labels(run_name)
         if not any("seccomp" in option for option in information.get("SecurityOptions") or ()):
@@ -162,7 +156,8 @@ class DockerEngine:
             except BaseException:
                 remove()
                 raise
-        return Container(wire, self.limits, remove, name=f"container {identity[:12]}")
+        memory = functools.partial(self._ended_for_memory, identity)
+        return Container(wire, self.limits, remove, name=f"container {identity[:12]}", ended_for_memory=memory)
 
     def close(self) -> None:
         """Close the connections to the engine."""
@@ -181,13 +176,27 @@ class DockerEngine:
             working_dir="/",
             labels=self._labels,
             network_disabled=True,
-            host_config=self._client.create_host_config(**_host_config(self.limits), runtime=self._runtime),
+            host_config=self._client.create_host_config(
+                **_host_config(self.limits, self._podman), runtime=self._runtime
+            ),
         )
         return str(created["Id"])
 
     def _attach(self, identity: str) -> socket.socket:
         wrapped = self._client.attach_socket(identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
         return cast(socket.socket, getattr(wrapped, "_sock", wrapped))
+
+    def _ended_for_memory(self, identity: str) -> bool:
+        """Whether the container was killed within seconds of its memory having run out, by the engine's own clock."""
+        seen, filters = [], {"container": identity, "event": ["oom", "die"]}
+        with contextlib.suppress(APIError, requests.RequestException):
+            for event in self._client.events(since="1", until=f"{time.time() + 2:.3f}", filters=filters, decode=True):
+                if event["Action"] == "oom":
+                    seen.append(event["timeNano"])
+                elif event["Action"] in ("die", "died"):
+                    killed = str(event["Actor"]["Attributes"].get("exitCode")) == "137"
+                    return killed and any(event["timeNano"] - when < MEMORY_END_NS for when in seen)
+        return False
 
     def _remove(self, identity: str) -> None:
         with contextlib.suppress(APIError, requests.RequestException):
@@ -208,9 +217,11 @@ def check_runtime(information: dict[str, Any], runtime: str | None, where: str) 
     return runtime
 
 
-def _host_config(limits: Limits) -> dict[str, Any]:
+def _host_config(limits: Limits, podman: bool) -> dict[str, Any]:
     def tmpfs(size_mib: int) -> str:
-        return f"rw,exec,nosuid,nodev,size={size_mib * MIB},mode=0755,uid={USER_ID},gid={USER_ID}"
+        # Podman knows no owner of a tmpfs: the folder is everyone's, and there is only one user inside.
+        owned = "mode=1777" if podman else f"mode=0755,uid={USER_ID},gid={USER_ID}"
+        return f"rw,exec,nosuid,nodev,size={size_mib * MIB},{owned}"
 
     return {
         "network_mode": "none",

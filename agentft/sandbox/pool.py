@@ -21,38 +21,56 @@ from agentft.errors import SandboxError
 from agentft.sandbox.base import Limits
 from agentft.sandbox.container import Container, Engine
 
+Reuse = Literal["session", "never"]
 PARALLEL_STARTS = 3
 LEASE_TIMEOUT_S = 120.0
 
 
 def open_sandbox(
-    backend: Literal["docker", "local"], image: str = "python", *, workers: int, limits: Limits, run_name: str
+    backend: Literal["docker", "local"],
+    image: str = "python",
+    *,
+    workers: int,
+    limits: Limits,
+    run_name: str,
+    runtime: str | None = None,
+    reuse: Reuse = "session",
 ) -> Pool:
-    """Open a pool of ``workers`` containers; they start in the background.
+    """Open a pool of ``workers`` containers on this machine's engine; they start in the background.
 
-    ``image`` is the name of an image as ``agentft sandbox build`` makes it, or any reference that the Docker engine
-    knows and that has python3; the local backend has one system and ignores it.
+    Args:
+        backend: the engine; for several hosts see ``hosts.open_hosts``.
+        image: the name of an image as ``agentft sandbox build`` makes it, or any reference that the Docker engine
+            knows and that has python3; the local backend has one system and ignores it.
+        workers: containers kept warm.
+        limits: of each container.
+        run_name: goes into the containers' labels.
+        runtime: an OCI runtime of the Docker engine, such as runsc; None takes its default.
+        reuse: whether a container serves one session after the other, cleaned in between, or only one.
 
     Raises:
-        SandboxError: the engine or the image is missing, with the command to run.
+        SandboxError: the engine, the image or the runtime is missing, with the command to run.
     """
     if backend == "docker":
         from agentft.sandbox.docker import DockerEngine
 
-        return Pool(DockerEngine(image=image, limits=limits, run_name=run_name), workers)
+        engine = DockerEngine(image=image, limits=limits, run_name=run_name, runtime=runtime)
+        return Pool(engine, workers, reuse=reuse)
     from agentft.sandbox.local import LocalEngine
 
-    return Pool(LocalEngine(limits=limits), workers)
+    return Pool(LocalEngine(limits=limits), workers, reuse=reuse)
 
 
 class Pool:
     """``workers`` containers of one engine; implements ``base.Sandbox``. Leases may be taken from any thread.
 
-    A container that failed, hit a limit or served many sessions is replaced in the background.
+    Cleaning happens behind the lease, in the background: whoever takes or gives back a container does not wait for it.
+    A container that failed, hit a limit or served many sessions is replaced there too.
     """
 
-    def __init__(self, engine: Engine, workers: int) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, workers: int, *, reuse: Reuse = "session") -> None:
+        """``reuse="never"``: every session gets a container that no other session had."""
+        self._engine, self._reuse = engine, reuse
         self.image_digest, self.limits, self.workers = engine.image_digest, engine.limits, workers
         self._ready: queue.Queue[Container | SandboxError] = queue.Queue()
         self._alive: set[Container] = set()
@@ -60,6 +78,7 @@ class Pool:
         self._closed = False
         # These threads start all containers and live as long as the pool: a local sandbox ends with its thread.
         self._starters = ThreadPoolExecutor(min(PARALLEL_STARTS, workers), thread_name_prefix="sandbox-start")
+        self._cleaners = ThreadPoolExecutor(workers, thread_name_prefix="sandbox-clean")  # one that hangs delays none
         self._at_exit = _close_at_exit(self)
         for _ in range(workers):
             self._starters.submit(self._start)
@@ -87,7 +106,8 @@ class Pool:
         self._ready.put(SandboxError("the sandbox pool is closed"))
         for container in alive:
             container.close()
-        self._starters.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._cleaners, self._starters):
+            threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             late = list(self._alive)
             self._alive.clear()
@@ -113,20 +133,26 @@ class Pool:
         return found
 
     def _give_back(self, container: Container) -> None:
-        if not self._closed and container.reusable:
-            container.reset()
-        if not self._closed and container.reusable:
-            self._ready.put(container)
-            return
-        with self._lock:
-            self._alive.discard(container)
-        if self._closed:
+        try:
+            self._cleaners.submit(self._clean, container)
+        except RuntimeError:  # the pool was closed, or this process is about to end
             container.close()
-            return
-        self._starters.submit(self._replace, container)
+
+    def _clean(self, container: Container) -> None:
+        if self._reuse == "session" and container.reusable:
+            container.reset()
+        with self._lock:
+            if self._closed:
+                return  # close() ends it
+            if self._reuse == "session" and container.reusable:
+                self._ready.put(container)
+                return
+            self._starters.submit(self._replace, container)
 
     def _replace(self, old: Container) -> None:
         old.close()
+        with self._lock:
+            self._alive.discard(old)
         self._start()
 
     def _start(self) -> None:

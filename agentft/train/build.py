@@ -7,6 +7,7 @@ Read it top to bottom: shards → tokenizer and renderer → model → optimiser
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -207,15 +208,23 @@ def build_executor(config: RunConfig) -> Executor:
 
         return ReplayExecutor(str(config.feedback.replay_from), rank=dist.get_global_rank())
     from agentft.sandbox.executor import LiveExecutor
+    from agentft.sandbox.hosts import open_hosts
     from agentft.sandbox.pool import open_sandbox
 
-    assert config.feedback.backend != "off"
-    sandbox = config.sandbox
+    backend, sandbox = config.feedback.backend, config.sandbox
+    assert backend != "off"
     limits = Limits(timeout_s=sandbox.timeout_s, memory_mib=sandbox.memory_mib, pids=sandbox.pids, cpus=sandbox.cpus)
-    pool = open_sandbox(
-        config.feedback.backend, sandbox.image, workers=sandbox.workers, limits=limits, run_name=config.run_name
+    pool = open_sandbox if not sandbox.hosts else partial(open_hosts, sandbox.hosts, tls=sandbox.tls)
+    opened = pool(
+        backend=backend,
+        image=sandbox.image,
+        workers=sandbox.workers,
+        limits=limits,
+        run_name=config.run_name,
+        runtime=sandbox.runtime,
+        reuse=sandbox.reuse,
     )
-    return LiveExecutor(pool, sandbox.workers)
+    return LiveExecutor(opened, opened.workers)
 
 
 def probe_sessions(held_out: DataSpec) -> list[Session]:

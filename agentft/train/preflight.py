@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
+from agentft.config.hosts import RAY_AUTO
 from agentft.config.schema import RunConfig
 from agentft.errors import EXIT_ENVIRONMENT, AgentFTError, ConfigError, DataError, SandboxError
 
+CONNECT_TIMEOUT_S = 10.0
 LEAST_FREE_GIB = 2.0
 """Free disk space below which no run starts, in GiB."""
 
@@ -36,7 +39,7 @@ def preflight(config: RunConfig) -> None:
         PreflightError: with everything that is missing.
     """
     problems: list[AgentFTError] = []
-    for look in (_run_folder, _shards, _replay, _sandbox, _disk):
+    for look in (_run_folder, _shards, _replay, _sandbox, _ray, _disk):
         try:
             look(config)
         except AgentFTError as error:
@@ -90,22 +93,42 @@ def _sandbox(config: RunConfig) -> None:
 
 
 def _docker(config: RunConfig) -> None:
+    """Look at every host: one must be there, and those that are must have the image."""
     from docker.errors import NotFound
 
+    from agentft.sandbox.base import HostAwayError
     from agentft.sandbox.docker import connect, image_reference
 
-    client = connect()
-    try:
-        client.inspect_image(image_reference(config.sandbox.image))
-    except NotFound:
-        raise SandboxError(
-            "the sandbox image is not there",
-            where="sandbox.image",
-            got=config.sandbox.image,
-            hint=f"agentft sandbox build {config.sandbox.image}",
-        ) from None
-    finally:
-        client.close()
+    image, away = config.sandbox.image, []
+    hosts: list[str | None] = [*config.sandbox.hosts] or [None]
+    for host in hosts:
+        if host == RAY_AUTO:
+            continue
+        try:
+            client = connect(host, config.sandbox.tls, timeout_s=CONNECT_TIMEOUT_S)
+        except HostAwayError as error:
+            away.append(error)
+            continue
+        try:
+            client.inspect_image(image_reference(image))
+        except NotFound:
+            raise SandboxError(
+                "the sandbox image is not there" + (f" on {host}" if host else ""),
+                where="sandbox.image",
+                got=image,
+                hint=f"docker save {image_reference(image)} | docker --host {host} load"
+                if host
+                else f"agentft sandbox build {image}",
+            ) from None
+        finally:
+            client.close()
+    if len(away) == len(hosts):
+        raise away[0]
+
+
+def _ray(config: RunConfig) -> None:
+    if RAY_AUTO in config.sandbox.hosts and find_spec("ray") is None:
+        raise SandboxError("Ray is not installed", where="sandbox.hosts", got=RAY_AUTO, hint="pip install agentft[ray]")
 
 
 def _local(config: RunConfig) -> None:
