@@ -49,16 +49,37 @@ class Container:
     """A running sandbox; implements ``Lease``. Serial use only, by whoever holds the lease."""
 
     def __init__(
-        self, wire: Wire, limits: Limits, kill: Callable[[], None], *, name: str, env: Mapping[str, str] = BASE_ENV
+        self,
+        wire: Wire,
+        limits: Limits,
+        kill: Callable[[], None],
+        *,
+        name: str,
+        env: Mapping[str, str] = BASE_ENV,
+        ended_for_memory: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``kill`` ends the process from outside, whatever state it is in; it must be idempotent. ``env``: of calls."""
+        """Take over a started sandbox.
+
+        Args:
+            wire: the stream to its runner.
+            limits: what it may use.
+            kill: ends the process from outside, whatever state it is in; it must be idempotent.
+            name: for messages.
+            env: of every call.
+            ended_for_memory: whether the engine saw the kernel end the whole sandbox because memory ran out.
+        """
         self._wire, self._kill, self._env, self.limits, self.name = wire, kill, env, limits, name
+        self._ended_for_memory = ended_for_memory
         self.uses = 0  # sessions that had it
         self.broken: str | None = None  # why no further call is possible
         self.hit_limits = False  # memory or processes ran out: this session may go on, the next gets another container
 
     def exec(self, request: ExecRequest) -> ExecResult:
-        """Run one command. A sandbox that fails gives ``status="infra"`` with the reason in ``stderr``."""
+        """Run one command. A sandbox that fails gives ``status="infra"`` with the reason in ``stderr``.
+
+        Many small processes can make the kernel end the runner as well when memory runs out: that is the program's
+        doing (``oom``) and costs the sandbox.
+        """
         timeout_s = self.limits.timeout_s if request.timeout_s is None else request.timeout_s
         header = {
             "op": "exec",
@@ -73,7 +94,11 @@ class Container:
             answer, payload = self._request(header, request.stdin, timeout_s, 2 * self.limits.output_bytes)
             return self._result(answer, payload)
         except SandboxError as error:
-            return infra(error, time.monotonic() - started)
+            duration_s = time.monotonic() - started
+            if self._wire.ended and self._ended_for_memory():
+                self.hit_limits = True
+                return ExecResult(status="oom", exit_code=None, stderr=str(error), duration_s=duration_s)
+            return infra(error, duration_s)
 
     def read_file(self, path: str, max_bytes: int = 1_000_000) -> bytes:
         """Return a regular file of the workspace (``OSError`` subclasses; ``SandboxError`` if the sandbox fails)."""

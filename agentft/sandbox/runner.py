@@ -1,7 +1,7 @@
 """The runner: PID 1 of every sandbox (standard library only).
 
-The host sends the source of this file and of ``runner_files.py`` on the command line, so any image that has a
-Python 3.11 runs it, and runner and host can never differ. It reads requests on stdin and answers on stdout.
+The host sends the source of this file and its siblings on the command line, so any image that has a Python 3.11 runs
+it, and runner and host can never differ. It reads requests on stdin and answers on stdout.
 
 A frame is ``>II`` (length of header, length of body), the header (a Python literal in ASCII) and the body (bytes).
 Every request carries an ``id`` that nobody inside can guess; the reply repeats it. Requests by ``op``:
@@ -15,10 +15,9 @@ An ``OSError`` is answered as {error: (errno, message, path)}, anything else as 
 
 After every request everything but the runner is killed and reaped. If the host goes away (hang-up on stdin, also in
 the middle of a call) the runner ends, and with it the container. The process is not dumpable: a program of the same
-user can open neither ``/proc/1/fd`` nor its memory, so it cannot forge an answer.
-
-``python3-minimal`` (no json, ctypes, resource) is enough if something else made the process undumpable (an
-interpreter that its user may execute but not read); otherwise the runner refuses to start.
+user can open neither ``/proc/1/fd`` nor its memory, so it cannot forge an answer. A system-call filter
+(``runner_filter.py``), which every command inherits, keeps its limits and priority out of their reach as well.
+A runner that cannot protect itself refuses to start (``python3-minimal`` has no ctypes: install ``python3``).
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ import time
 from typing import Any, NoReturn
 
 from agentft.sandbox.runner_files import CHUNK_BYTES, read_file, wipe, write_files
+from agentft.sandbox.runner_filter import become_undumpable, filter_system_calls
 
 HEADER = struct.Struct(">II")
 WATCH_INTERVAL_S = 0.03
-PR_SET_DUMPABLE = 4
 COUNTERS = (  # event, file of cgroup v2 or v1, key
     ("oom", "/sys/fs/cgroup/memory.events", b"oom_kill "),
     ("pids", "/sys/fs/cgroup/pids.events", b"max "),
@@ -77,7 +76,10 @@ def handle(config: dict[str, Any], request: dict[str, Any], body: bytes) -> tupl
     try:
         op = request["op"]
         if op == "exec":
-            return Call(config, request, body).run()
+            try:
+                return Call(config, request, body).run()
+            except OSError as error:  # what a program does is never an error: something is wrong here
+                return {"fault": f"{type(error).__name__}: {error}"}, b""
         if op == "read":
             return {}, read_file(config["workspace"], request["path"], request["max_bytes"])
         if op == "write":
@@ -342,15 +344,14 @@ def drop_privileges(config: dict[str, Any]) -> None:
 
 
 def protect() -> None:
-    """Make the process undumpable, and refuse to serve if that did not work."""
+    """Make the process undumpable, filter system calls, and refuse to serve if that did not work."""
     try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except ImportError:
-        pass
+        become_undumpable()
+        filter_system_calls()
+    except (ImportError, OSError) as error:
+        sys.exit(f"runner: cannot protect itself: {error} (python3-minimal has no ctypes: install python3)")
     if os.getpid() != 1 or os.getuid() == 0 or os.stat("/proc/self/mem").st_uid == os.getuid():
-        sys.exit("runner: must be PID 1, not root, and undumpable (python3-minimal has no ctypes: install python3)")
+        sys.exit("runner: must be PID 1, not root, and undumpable")
 
 
 def read_exactly(size: int) -> bytes:

@@ -42,15 +42,24 @@ def write_files(workspace: str, files: Iterable[tuple[str, int]], body: bytes) -
 
 
 def wipe(folder: str) -> None:
-    """Remove everything inside ``folder``. Nothing else may be running: there is no race to lose then."""
+    """Remove everything inside ``folder``, however deep. Nothing else may be running: there is no race to lose then."""
     if os.stat(folder).st_uid == os.getuid():
         os.chmod(folder, 0o755)
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            wipe(entry.path)
+    lifted, unused = 0, os.urandom(8).hex()
+    while entries := list(os.scandir(folder)):
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            for below in list(os.scandir(entry.path)):
+                if below.is_dir(follow_symlinks=False):  # up one floor, so that no path gets long
+                    os.chmod(below.path, 0o700)
+                    os.rename(below.path, f"{folder}/{unused}-{lifted}")
+                    lifted += 1
+                else:
+                    os.unlink(below.path)
             os.rmdir(entry.path)
-        else:
-            os.unlink(entry.path)
 
 
 def _open_regular(workspace: str, path: str, flags: int) -> int:

@@ -25,12 +25,12 @@ HEADER = struct.Struct(">II")
 DOCKER_FRAME = struct.Struct(">BxxxI")
 MAX_HEADER_BYTES = 1 << 20
 MAX_NOISE_BYTES = 4096
-RUNNER_MODULES = ("agentft.sandbox.runner_files", "agentft.sandbox.runner")
+RUNNER_MODULES = ("agentft.sandbox.runner_files", "agentft.sandbox.runner_filter", "agentft.sandbox.runner")
 
 
 @cache
 def runner_source() -> str:
-    """Return the program that a sandbox runs as PID 1: both runner modules, installed under their own names."""
+    """Return the program that a sandbox runs as PID 1: the runner's modules, installed under their own names."""
     sources = {name: (Path(__file__).parent / f"{name.rpartition('.')[2]}.py").read_text() for name in RUNNER_MODULES}
     return (
         "import sys, types\n"
@@ -63,6 +63,7 @@ class Wire:
         self._socket, self._multiplexed = stream, multiplexed
         self._raw, self._data, self.noise = bytearray(), bytearray(), bytearray()
         self._in_use = threading.Lock()
+        self.ended = False  # the other end hung up
 
     def hello(self, deadline: float) -> dict[str, Any]:
         """Wait for the runner's first frame. ``deadline`` is on the clock of ``time.monotonic``."""
@@ -122,8 +123,10 @@ class Wire:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 chunk = self._socket.recv(1 << 18)
             except OSError as cause:
+                self.ended = not isinstance(cause, TimeoutError)
                 raise SandboxError("the sandbox did not answer", got=self._why(cause)) from cause
             if not chunk:
+                self.ended = True
                 raise SandboxError("the sandbox ended", got=self._why(None))
             if self._multiplexed:
                 self._raw += chunk
