@@ -1,0 +1,1 @@
+"""What the benchmarks share: samples and gates, the host floor, the peers."""
