@@ -22,6 +22,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.tls import TLSConfig
 from docker.types import Ulimit
+from docker.utils import kwargs_from_env
 
 import docker
 from agentft.config.hosts import ADDRESSES, host_problem
@@ -42,6 +43,15 @@ ENGINE_HINT = "start the Docker engine (`agentft doctor` says how), or use the l
 log = logging.getLogger(__name__)
 
 
+class _Client(docker.APIClient):
+    """Talks to its engine alone: an HTTP proxy or REQUESTS_CA_BUNDLE in the environment is not meant for it."""
+
+    def merge_environment_settings(self, url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> dict[str, Any]:
+        """Return the settings of one request, from this client's own."""
+        own = self.verify if verify is None else verify
+        return {"proxies": proxies or {}, "stream": stream, "verify": own, "cert": cert or self.cert}
+
+
 def connect(host: str | None = None, tls: Path | str | None = None, *, timeout_s: float = 30.0) -> docker.APIClient:
     """Return a client of an engine that answers. Podman's Docker-compatible socket is such an engine too.
 
@@ -56,10 +66,8 @@ def connect(host: str | None = None, tls: Path | str | None = None, *, timeout_s
     """
     where = host or os.environ.get("DOCKER_HOST")
     try:
-        if host is None:
-            client = cast(docker.APIClient, docker.from_env(timeout=int(timeout_s)).api)
-        else:
-            client = docker.APIClient(base_url=host, version="auto", timeout=int(timeout_s), tls=_tls(host, tls))
+        address = kwargs_from_env() if host is None else {"base_url": host, "tls": _tls(host, tls)}
+        client = _Client(version="auto", timeout=int(timeout_s), **address)
         client.ping()
     except (DockerException, requests.RequestException, OSError) as cause:
         if "SSLError" in str(cause) or "CERTIFICATE" in str(cause):
