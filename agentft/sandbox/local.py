@@ -4,9 +4,10 @@ What it gives: no network, a read-only system, private workspace, temporary fold
 own process, IPC and host-name spaces, an unprivileged user without capabilities, limits on processes, open files and
 file size, the runner's caps on time and output, and the end of everything when the owner ends.
 
-What it does **not** promise: there is no system-call filter (seccomp) and no control group. Memory is limited by
-sampling (a short burst may exceed it) and ``Limits.cpus`` has no effect. Kernel attack surface is that of an ordinary
-user. Run code you trust, such as the packages you train on; for anything else use the Docker backend.
+What it does **not** promise: there is no control group. Memory is limited by sampling (a short burst, or memory that
+belongs to no process, may exceed it) and ``Limits.cpus`` has no effect. System calls are filtered by the runner's list
+of what is denied only, not by an engine's list of what is allowed. Run code you trust, such as the packages you train
+on; for anything else use the Docker backend.
 
 The system inside is, in this order: the folder that ``agentft sandbox build`` leaves (``rootfs_folder()``); the host's
 own ``/usr``, if its python3 has pytest; else the host's ``/usr`` with this process's interpreter, if that has pytest.
@@ -116,7 +117,7 @@ class LocalEngine:
             *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
             *("--hostname", "sandbox", "--as-pid-1", "--die-with-parent", "--new-session"),
             *self._system.mounts,
-            *("--proc", "/proc", "--dev", "/dev"),
+            *("--proc", "/proc", "--dev", "/dev", "--mqueue", "/dev/mqueue"),
             *("--perms", "1777", "--size", str(limits.shm_mib * MIB), "--tmpfs", "/dev/shm"),
             *("--perms", "1777", "--size", str(limits.tmp_mib * MIB), "--tmpfs", "/tmp"),
             *("--perms", "0755", "--size", str(limits.workspace_mib * MIB), "--tmpfs", WORKSPACE),

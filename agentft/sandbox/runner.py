@@ -33,7 +33,7 @@ import time
 from typing import Any, NoReturn
 
 from agentft.sandbox.runner_files import CHUNK_BYTES, read_file, wipe, write_files
-from agentft.sandbox.runner_filter import become_undumpable, filter_system_calls
+from agentft.sandbox.runner_filter import become_undumpable, drop_capabilities, filter_system_calls
 
 HEADER = struct.Struct(">II")
 WATCH_INTERVAL_S = 0.03
@@ -344,8 +344,9 @@ def drop_privileges(config: dict[str, Any]) -> None:
 
 
 def protect() -> None:
-    """Make the process undumpable, filter system calls, and refuse to serve if that did not work."""
+    """Drop what is left of privileges, become undumpable, filter system calls; refuse to serve if that failed."""
     try:
+        drop_capabilities()
         become_undumpable()
         filter_system_calls()
     except (ImportError, OSError) as error:

@@ -4,7 +4,7 @@
 hide, a system-call filter does: the kernel lets every process of a user lower the limits and the priority of every
 other (``prlimit(1, NOFILE, 0)`` would turn a program's failure into a failure of the sandbox). The filter is inherited
 by every command, adds to whatever filter the engine has, and closes what an ordinary program never needs and kernels
-keep failing at: namespaces, tracing, io_uring, keyrings, BPF, userfaultfd, the kernel's log, odd socket families.
+keep failing at: namespaces, mounts, tracing, io_uring, keyrings, BPF, userfaultfd, odd socket families.
 
 It is a list of what is denied: Docker's default profile, a list of what is allowed, stays in force beside it.
 """
@@ -15,6 +15,7 @@ import errno
 import os
 import struct
 
+CAPABILITY_VERSION = 0x20080522
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 4, 38, 22, 2
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -43,6 +44,14 @@ DENIED = {  # name → number on x86_64 and on aarch64
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "syslog": (103, 116),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265),
 }
 NOT_ON_THE_RUNNER = {  # calls whose first argument is a process id
     "prlimit64": (302, 261),
@@ -59,6 +68,15 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, op
 def become_undumpable() -> None:
     """Hide memory and descriptors from other processes of the same user. Raises ``OSError``, ``ImportError``."""
     _prctl(PR_SET_DUMPABLE, 0)
+
+
+def drop_capabilities() -> None:
+    """Empty every set of capabilities, the inheritable one included. Raises ``OSError``, ``ImportError``."""
+    import ctypes
+
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset failed")
 
 
 def filter_system_calls() -> None:
