@@ -23,12 +23,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import docker
 from kit.floor import Floor, rate_of
 from kit.measure import RESULTS, Gate, Samples, machine, report, wide_console
 from kit.peers import PEERS, Peer, PeerError
 from rich.table import Table
 
+import docker
 from agentft.errors import AgentFTError, SandboxError
 from agentft.sandbox.base import ExecRequest, Lease, Limits
 from agentft.sandbox.container import BASE_ENV

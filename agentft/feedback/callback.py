@@ -32,7 +32,7 @@ from agentft.config.schema import FeedbackConfig
 from agentft.data.batch import join
 from agentft.errors import RewardError
 from agentft.etai import Session
-from agentft.feedback.executions import Executions
+from agentft.feedback.executions import Executions, WaitWatch
 from agentft.feedback.judged import (
     Judged,
     assign_advantages,
@@ -97,6 +97,7 @@ class ExecutionFeedback(Callback):
     ) -> None:
         self.config, self.renderer, self.seed = config, renderer, seed
         self.executions = Executions(executor, wait_s=config.wait_s)
+        self._waits = WaitWatch(config.recorded.prefetch_batches)
         self.run = Path(run_folder).name
         self._executor, self._upcoming = executor, upcoming
         self._rank, self._ranks = dist.get_global_rank(), dist.get_world_size()
@@ -121,8 +122,11 @@ class ExecutionFeedback(Callback):
     def after_dataloader(self, state: State, logger: Logger) -> None:
         """Wait for this batch's results and put them into it."""
         number, batch = state.timestamp.batch.value, state.batch
-        waited = self.executions.wait_s
+        waited, queued = self.executions.wait_s, self.executions.queued_s
         judged = self._judge_recorded(number, batch)
+        advice = self._waits.batch(self.executions.wait_s - waited, self.executions.queued_s - queued)
+        if advice is not None:
+            log.warning(advice)
         if self.config.policy.every and number % self.config.policy.every == 0:
             batch, sampled = self._policy_round(_agent(state), number, batch)
             judged += sampled
@@ -265,7 +269,8 @@ class ExecutionFeedback(Callback):
         )  # fmt: skip
         if not sampled:
             return batch, []
-        submit_calls(sampled, self.executions)
+        with self.executions.at_once():  # this batch waits for them; what is queued is for later ones
+            submit_calls(sampled, self.executions)
         rows = rows_of(sampled)
         predict(model, rows, sampled)
         groups = judge_calls(sampled, self.executions, source="policy", batch=number, config=self.config.reward)

@@ -3,15 +3,21 @@
 ``Executions`` submits the calls of a session under a key, hands the results back when they are needed, and turns every
 way in which a sandbox can fail (a refused request, an exception in a worker, no answer in time) into results with
 status ``infra``. Errors of ours that are no fault of a sandbox, such as a replay that has left its trace, pass through.
+
+Requests run in the order in which they were submitted, except those inside ``with executions.at_once():``, which go
+before all that has not started. When training has to wait, it is noted for what: requests that had not even started
+(too few workers) or that were still running (submitted too late).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -23,6 +29,17 @@ from agentft.tools import ToolCall
 
 WINDOW = 200
 """How many of the newest executions the share of lost ones is taken over."""
+WATCHED_BATCHES, MOST_WAITING = 20, 0.05
+"""Over how many batches, and from which share of their time on, waiting for recorded calls is worth a word."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A submitted request and what will answer it: a future, or the reason why the sandbox refused it."""
+
+    workspace: Workspace
+    calls: tuple[ToolCall, ...]
+    answer: Future[list[ExecResult]] | str
 
 
 class Executions:
@@ -32,42 +49,50 @@ class Executions:
         by_status: Executions answered, by status.
         cache_hits: How many of them came from the cache.
         wait_s: Seconds that training has waited for answers.
+        queued_s: How many of them for requests that had not started when the wait began.
         last_loss: Why the newest lost execution was lost, or None.
     """
 
     def __init__(self, executor: Executor, *, wait_s: float) -> None:
         self._executor, self._limit_s = executor, wait_s
-        self._flying: dict[str, tuple[int, Future[list[ExecResult]] | str]] = {}
+        self._flying: dict[str, _Request] = {}
         self._durations_ms: list[float] = []
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self.by_status: Counter[str] = Counter()
         self.cache_hits = 0
-        self.wait_s = 0.0
+        self.wait_s, self.queued_s = 0.0, 0.0
         self.last_loss: str | None = None
 
     def submit(self, key: str, workspace: Workspace, calls: Sequence[ToolCall]) -> None:
         """Start a request unless one with this key is in flight. A sandbox that refuses is no error here."""
-        if key in self._flying:
-            return
-        answer: Future[list[ExecResult]] | str
+        if key not in self._flying:
+            self._flying[key] = self._started(key, workspace, tuple(calls))
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let what is submitted inside run before everything that has been submitted earlier and has not started."""
+        waiting = [key for key, request in self._flying.items() if _withdraw(request)]
         try:
-            answer = self._executor.submit(workspace, tuple(calls), key=key)
-        except SandboxError as error:
-            answer = str(error)
-        self._flying[key] = (len(calls), answer)
+            yield
+        finally:
+            for key in waiting:
+                request = self._flying.pop(key)
+                self._flying[key] = self._started(key, request.workspace, request.calls)
 
     def take(self, keys: Iterable[str]) -> dict[str, list[ExecResult]]:
         """Return the results of submitted requests, waiting at most ``wait_s`` for all of them together."""
-        started = time.monotonic()
+        started, keys = time.monotonic(), list(keys)
+        queued = any(_not_started(self._flying[key]) for key in keys)
         answers = {key: self._take(key, started + self._limit_s) for key in keys}
-        self.wait_s += time.monotonic() - started
+        waited = time.monotonic() - started
+        self.wait_s += waited
+        self.queued_s += waited if queued else 0.0
         return answers
 
     def drop(self) -> None:
         """Forget what is in flight (results that nothing will use)."""
-        for _, answer in self._flying.values():
-            if isinstance(answer, Future):
-                answer.cancel()
+        for request in self._flying.values():
+            _withdraw(request)
         self._flying.clear()
 
     def lost(self) -> tuple[int, int]:
@@ -83,8 +108,17 @@ class Executions:
             "cache_hits": self.cache_hits,
         }
 
+    def _started(self, key: str, workspace: Workspace, calls: tuple[ToolCall, ...]) -> _Request:
+        answer: Future[list[ExecResult]] | str
+        try:
+            answer = self._executor.submit(workspace, calls, key=key)
+        except SandboxError as error:
+            answer = str(error)
+        return _Request(workspace, calls, answer)
+
     def _take(self, key: str, deadline: float) -> list[ExecResult]:
-        count, answer = self._flying.pop(key)
+        request = self._flying.pop(key)
+        count, answer = len(request.calls), request.answer
         if isinstance(answer, str):
             results = _lost(answer, count)
         else:
@@ -121,6 +155,45 @@ class Executions:
             self.cache_hits += 1
         else:
             self._durations_ms.append(result.duration_s * 1000)
+
+
+class WaitWatch:
+    """Watches what share of its time training waits for recorded calls, and says once what would help."""
+
+    def __init__(self, prefetch_batches: int) -> None:
+        self._skip = 1 + prefetch_batches  # the first batches were not submitted ahead of time
+        self._active = prefetch_batches > 0  # without prefetching, waiting is what was asked for
+        self._ended: float | None = None
+        self._batches: deque[tuple[float, float, float]] = deque(maxlen=WATCHED_BATCHES)
+
+    def batch(self, waited_s: float, queued_s: float) -> str | None:
+        """Note the waits of one more batch; return advice when it is due."""
+        now = time.monotonic()
+        if self._skip:
+            self._skip -= 1
+        elif self._ended is not None:
+            self._batches.append((now - self._ended, waited_s, queued_s))
+        self._ended = now
+        if not self._active or len(self._batches) < WATCHED_BATCHES:
+            return None
+        total_s, waited, queued = (sum(column) for column in zip(*self._batches, strict=True))
+        if waited <= MOST_WAITING * total_s:
+            return None
+        self._active = False
+        if queued > waited / 2:
+            help_ = "they had not started: raise sandbox.workers (or lower feedback.recorded.share)"
+        else:
+            help_ = "they were still running: raise feedback.recorded.prefetch_batches"
+        return f"training waited {waited:.1f} s of the last {total_s:.1f} s for recorded calls; {help_}"
+
+
+def _not_started(request: _Request) -> bool:
+    return isinstance(request.answer, Future) and not request.answer.running() and not request.answer.done()
+
+
+def _withdraw(request: _Request) -> bool:
+    """Take a request back if it has not started; whether it was."""
+    return isinstance(request.answer, Future) and not request.answer.done() and request.answer.cancel()
 
 
 def _lost(why: str, count: int) -> list[ExecResult]:

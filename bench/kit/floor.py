@@ -114,7 +114,7 @@ def _serve() -> None:
         request = json.loads(line)
         argv = request["argv"]
         if "threads" in request:
-            rate = rate_of(lambda thread: run(argv), threads=request["threads"], seconds=request["seconds"])
+            rate = rate_of(lambda thread, argv=argv: run(argv), threads=request["threads"], seconds=request["seconds"])
             print(json.dumps({"rate": rate}), flush=True)
             continue
         started = time.perf_counter()

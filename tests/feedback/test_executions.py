@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from agentft.errors import AgentFTError, SandboxError
 from agentft.etai import InlineWorkspace
-from agentft.feedback.executions import WINDOW, Executions
+from agentft.feedback.executions import WATCHED_BATCHES, WINDOW, Executions, WaitWatch
 from agentft.feedback.trace import OUTPUT_CHARS
 from agentft.sandbox.base import ExecResult
 from agentft.tools import ToolCall
@@ -113,3 +114,73 @@ def test_long_output_is_cut_before_anything_uses_it() -> None:
     assert len(results[0].stdout) == OUTPUT_CHARS
     assert results[0].truncated
     assert results[0].total_bytes == 100_000
+
+
+class OneWorker:
+    """Runs requests one at a time, in order; each takes as long as ``hold`` says."""
+
+    def __init__(self) -> None:
+        self.pool, self.ran, self.hold = ThreadPoolExecutor(1), list[str](), threading.Event()
+
+    def submit(self, workspace: object, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
+        return self.pool.submit(self.run, key)
+
+    def run(self, key: str) -> list[ExecResult]:
+        self.hold.wait(5)
+        self.ran.append(key)
+        return GOOD
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+
+def test_what_is_needed_at_once_goes_before_what_has_not_started() -> None:
+    worker = OneWorker()
+    executions = Executions(worker, wait_s=5)
+    for key in ("running", "later", "latest"):
+        executions.submit(key, FILES, CALLS)
+    with executions.at_once():
+        executions.submit("now", FILES, CALLS)
+    worker.hold.set()
+    answers = executions.take(["now", "running", "latest", "later"])
+    assert worker.ran == ["running", "now", "later", "latest"]
+    assert all(results == GOOD for results in answers.values())
+    assert executions.lost() == (0, 8)
+    worker.close()
+
+
+def test_waits_are_told_apart_by_their_cause() -> None:
+    worker = OneWorker()
+    executions = Executions(worker, wait_s=5)
+    executions.submit("running", FILES, CALLS)
+    threading.Timer(0.1, worker.hold.set).start()
+    time.sleep(0.02)
+    executions.take(["running"])
+    assert executions.queued_s == 0.0
+    assert executions.wait_s > 0.03
+    worker.hold.clear()
+    executions.submit("first", FILES, CALLS)
+    executions.submit("queued", FILES, CALLS)
+    threading.Timer(0.1, worker.hold.set).start()
+    executions.take(["queued"])
+    assert 0.03 < executions.queued_s < executions.wait_s
+    executions.drop()
+    worker.close()
+
+
+def advice_of(waited_s: float, queued_s: float, monkeypatch: pytest.MonkeyPatch, prefetch: int = 2) -> list[str]:
+    clock = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    watch = WaitWatch(prefetch)
+    said = [watch.batch(waited_s, queued_s) for _ in range(2 * WATCHED_BATCHES)]
+    return [advice for advice in said if advice is not None]
+
+
+def test_waiting_is_advised_on_once_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert advice_of(0.04, 0.04, monkeypatch) == []
+    assert advice_of(0.9, 0.9, monkeypatch, prefetch=0) == []
+    (workers,) = advice_of(0.5, 0.4, monkeypatch)
+    assert "10.0 s of the last 20.0 s" in workers
+    assert "sandbox.workers" in workers
+    (sooner,) = advice_of(0.5, 0.1, monkeypatch)
+    assert "feedback.recorded.prefetch_batches" in sooner
