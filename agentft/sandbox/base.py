@@ -100,6 +100,12 @@ class Lease(Protocol):
     def reset(self) -> None:
         """Kill everything, wipe workspace, temporary folder and shared memory."""
 
+    def retire(self) -> None:
+        """Let no other session have this container: it is replaced when it is given back."""
+
+    def close(self) -> None:
+        """End the container now, from any thread; a call that runs gives ``infra``. Idempotent."""
+
 
 class Sandbox(Protocol):
     """A pool of leases on one image."""
@@ -117,10 +123,14 @@ class Sandbox(Protocol):
 class Executor(Protocol):
     """Runs the calls of a session from its start; live in a sandbox, or replayed from a trace."""
 
-    def submit(self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
-        """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call.
+    def submit(
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+    ) -> Future[list[ExecResult]]:
+        """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call, and the verdict's last.
 
-        ``key`` names the request (session, batch, purpose) so that a replay finds it again.
+        ``key`` names the request (session, batch, purpose) so that a replay finds it again. ``verdict`` is a run of
+        code that judges what the calls leave, with the session's own tests, where the agent never was (``grader``);
+        ``fields["tampered"]`` of its result lists what was tampered with, and then it has not passed.
         """
 
     def close(self) -> None:

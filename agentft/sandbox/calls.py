@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from agentft.etai import InlineWorkspace, Session
 from agentft.tools import TOOLS, ToolCall
@@ -32,3 +33,22 @@ def session_calls(session: Session) -> SessionCalls | None:
         steps=tuple(step.step for step in trace),
         mistakes=tuple(step.mistake for step in trace),
     )
+
+
+def start_files(workspace: InlineWorkspace) -> dict[str, bytes]:
+    """Return the files that a session starts from, as bytes by path.
+
+    A ``.git`` among them is left out, with all that is in it: history may tell the answer (the commits after the
+    start, tags, reflogs, unreachable objects).
+    """
+    return {
+        path: text.encode("utf-8", "replace")
+        for path, text in workspace.files.items()
+        if ".git" not in PurePosixPath(path).parts
+    }
+
+
+def last_run(session: Session) -> ToolCall | None:
+    """Return the session's last run of code, which is what a verdict over the whole session runs; None if none is."""
+    runs = [step for step in session.execution_trace if step.tool_called in TOOLS and TOOLS[step.tool_called].runs_code]
+    return ToolCall(runs[-1].tool_called, runs[-1].tool_args) if runs else None

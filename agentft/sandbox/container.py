@@ -117,6 +117,10 @@ class Container:
         except (OSError, SandboxError) as error:
             self.broken = self.broken or f"reset failed: {error}"
 
+    def retire(self) -> None:
+        """Let no other session have this sandbox."""
+        self.hit_limits = True
+
     def close(self) -> None:
         """End the sandbox: hang up, then kill. Idempotent."""
         self.broken = self.broken or "closed"

@@ -5,151 +5,267 @@
     results = future.result()          # one per call, in order
     executor.close()
 
-Nothing that goes wrong in here is an exception of the future: a sandbox that fails gives results with ``infra``,
-after one more try on a fresh container.
+**Answers.** Every request is answered exactly once, with one result per call. Nothing that goes wrong in here is an
+exception of the future: a sandbox that fails gives results with ``infra``, after one more try from the session's start
+on another container.
+
+**Order and backpressure.** Requests wait in a queue of at most ``max_waiting``; ``submit`` blocks while it is full
+(nothing is lost by waiting, and looking ahead cannot grow without limit) and gives up with ``SandboxError`` after
+``submit_wait_s``. What somebody is waiting for right now (keys ``policy/…`` and ``path/…``) goes before what was asked
+for ahead of time.
+
+**Cancelling.** ``future.cancel()`` works at any time before the answer: a request that waits is dropped, one that runs
+has its container ended at once (and replaced), and its later calls are never begun. Whoever grades, does so in another
+container: nothing that was cancelled can reach it.
+
+**Checks.** Hits of the cache that are due for a second run get it when nothing else waits, one at a time; a check stops
+at the next border of a call as soon as a request comes in.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import statistics
 import threading
-from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentft.errors import SandboxError
 from agentft.etai import InlineWorkspace, Workspace
-from agentft.sandbox.base import ExecResult, Lease, Sandbox
-from agentft.sandbox.cache import CACHEABLE_STATUSES, ResultCache, lineage_keys
+from agentft.sandbox.base import ExecResult, Sandbox
+from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.container import infra
-from agentft.sandbox.execute import READ_ONLY_TOOLS, run_tool
+from agentft.sandbox.session_run import SessionRun
 from agentft.tools import ToolCall
+
+MAX_WAITING = 2048
+SUBMIT_WAIT_S = 120.0
+MOST_CHECKS = 64
+"""Checks that may wait; what comes on top is counted and not done."""
+
+URGENT = frozenset({"policy", "path"})
+"""First parts of keys whose results somebody waits for as soon as they are submitted."""
+
+
+@dataclass(order=True)
+class _Request:
+    """One submitted session, in the order of the queue."""
+
+    urgency: int
+    number: int
+    future: Future[list[ExecResult]] = field(compare=False)
+    run: SessionRun | list[ExecResult] = field(compare=False)
+    waits: bool = field(default=True, compare=False)
 
 
 class LiveExecutor:
-    """Implements ``base.Executor`` on a ``Sandbox``, which it owns from here on (``close`` closes it)."""
+    """Implements ``base.Executor`` on a ``Sandbox``, which it owns from here on (``close`` closes it), as its cache."""
 
-    def __init__(self, sandbox: Sandbox, workers: int, *, cache: ResultCache | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        workers: int,
+        *,
+        cache: ResultCache | None = None,
+        max_waiting: int = MAX_WAITING,
+        submit_wait_s: float = SUBMIT_WAIT_S,
+    ) -> None:
         """``workers``: sessions at a time; more than the sandbox has containers only waits."""
         self._sandbox, self._cache = sandbox, cache or ResultCache()
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="execute")
-        self._lock = threading.Lock()
+        self._max_waiting, self._submit_wait_s = max_waiting, submit_wait_s
+        self._changed = threading.Condition()
+        self._queue: list[_Request] = []
+        self._waiting, self._numbers = 0, itertools.count()
+        self._checks: deque[tuple[SessionRun, int, ExecResult]] = deque()
+        self._checking = False
+        self._idle = threading.Event()  # set while no request waits
+        self._idle.set()
+        self._counts: Counter[str] = Counter()
         self._statuses: Counter[str] = Counter()
         self._durations_s: list[float] = []
-        self._retries, self._hits, self._closed = 0, 0, False
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"execute-{number}", daemon=True) for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def submit(self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
-        """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call.
+    def submit(
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+    ) -> Future[list[ExecResult]]:
+        """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call, and the verdict's last.
 
-        ``key`` only names the request (live results depend on the lineage alone). A workspace that is not inline
-        files cannot be run here: every result is ``infra`` and says so.
+        ``verdict`` is a run of code that judges what the calls leave, in a container of its own and with the session's
+        own tests: ``grader`` says how; ``fields["tampered"]`` of its result lists what was tampered with.
+        ``key`` decides how urgent the request is (live results depend on the lineage alone). A workspace that is not
+        inline files cannot be run here: every result is ``infra`` and says so.
+
+        Raises:
+            SandboxError: the executor is closed, or the queue stayed full for ``submit_wait_s``.
         """
-        return self._threads.submit(self._session, workspace, calls)
+        run: SessionRun | list[ExecResult]
+        if isinstance(workspace, InlineWorkspace):
+            run = SessionRun(self._sandbox, self._cache, workspace, calls, verdict)
+        else:
+            reason = SandboxError(
+                f"a workspace of kind {workspace.kind!r} cannot be executed", expected="a workspace of inline files"
+            )
+            run = [infra(reason)] * (len(calls) + (verdict is not None))
+        request = _Request(0 if key.partition("/")[0] in URGENT else 1, next(self._numbers), Future(), run)
+        with self._changed:
+            deadline = time.monotonic() + self._submit_wait_s
+            while self._waiting >= self._max_waiting and not self._closed:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    raise SandboxError(
+                        "the sandbox's queue stays full", got=f"{self._waiting} sessions wait",
+                        hint="raise sandbox.workers, or lower feedback.recorded.prefetch_batches",
+                    )  # fmt: skip
+            if self._closed:
+                raise SandboxError("the executor is closed")
+            heapq.heappush(self._queue, request)
+            self._waiting += 1
+            self._idle.clear()
+            self._changed.notify_all()
+        request.future.add_done_callback(lambda future: self._ended(request))
+        return request.future
 
     def stats(self) -> dict[str, Any]:
-        """Return {executions, by_status, median_ms, p95_ms, cache_hits, retries} so far; hits are no executions."""
-        with self._lock:
+        """Return counts so far and what the cache says of itself.
+
+        {executions, by_status, median_ms, p95_ms, cache_hits, retries, cancelled, waiting, checks_left, cache}: hits
+        and checks are no executions. ``checks_left``: checks that were due and not done (yet). ``cache``: see
+        ``ResultCache.stats``.
+        """
+        with self._changed:
             durations = sorted(self._durations_s)
-            return {
+            found = {
                 "executions": sum(self._statuses.values()),
                 "by_status": dict(self._statuses),
                 "median_ms": round(statistics.median(durations) * 1000, 2) if durations else None,
                 "p95_ms": round(durations[int(len(durations) * 0.95)] * 1000, 2) if durations else None,
-                "cache_hits": self._hits,
-                "retries": self._retries,
+                "cache_hits": self._counts["hits"],
+                "retries": self._counts["retries"],
+                "cancelled": self._counts["cancelled"],
+                "waiting": self._waiting,
+                "checks_left": self._counts["checks_dropped"] + len(self._checks),
             }
+        return {**found, "cache": self._cache.stats()}
 
     def close(self) -> None:
-        """Cancel what waits, end what runs (its results are ``infra``), close the sandbox. Idempotent."""
-        self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Cancel what waits, end what runs (its results are ``infra``), close sandbox and cache. Idempotent."""
+        with self._changed:
+            self._closed = True
+            waiting = list(self._queue)
+            self._idle.clear()
+            self._changed.notify_all()
+        for request in waiting:
+            request.future.cancel()
         self._sandbox.close()
-        self._threads.shutdown(wait=True)
+        for thread in self._threads:
+            thread.join()
+        self._cache.close()
 
-    def _session(self, workspace: Workspace, calls: tuple[ToolCall, ...]) -> list[ExecResult]:
-        if not isinstance(workspace, InlineWorkspace):
-            reason = SandboxError(
-                f"a workspace of kind {workspace.kind!r} cannot be executed", expected="a workspace of inline files"
-            )
-            return [self._counted(infra(reason)) for _ in calls]
-        run = _SessionRun(self._sandbox, self._cache, workspace, calls)
-        results = run.attempt()
-        if any(result.status == "infra" for result in results) and not self._closed:
-            with self._lock:
-                self._retries += 1
-            results = run.attempt()
-        return [self._counted(result) for result in results]
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job()
 
-    def _counted(self, result: ExecResult) -> ExecResult:
-        with self._lock:
+    def _next(self) -> Callable[[], None] | None:
+        """Wait for something to do: a request first, else a check; None when the executor is closed."""
+        with self._changed:
+            while not self._closed:
+                if self._queue:
+                    request = heapq.heappop(self._queue)
+                    self._leave_queue(request)
+                    return lambda: self._answer(request)
+                if self._checks and not self._checking:
+                    self._checking = True
+                    run, row, kept = self._checks.popleft()
+                    return lambda: self._check(run, row, kept)
+                self._changed.wait()
+            return None
+
+    def _leave_queue(self, request: _Request) -> None:
+        request.waits = False
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._idle.set()
+        self._changed.notify_all()
+
+    def _ended(self, request: _Request) -> None:
+        """Whatever ended the future: if it was cancelled, end the session too."""
+        if not request.future.cancelled():
+            return
+        with self._changed:
+            self._counts["cancelled"] += 1
+            if request.waits:
+                self._queue.remove(request)
+                heapq.heapify(self._queue)
+                self._leave_queue(request)
+                return
+        if isinstance(request.run, SessionRun):
+            request.run.cancel()
+
+    def _answer(self, request: _Request) -> None:
+        """Run a request and answer it, unless it was cancelled meanwhile (the future stays pending until the end)."""
+        try:
+            results = self._results(request)
+        except BaseException as error:
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(error)
+            return
+        if not request.future.set_running_or_notify_cancel():
+            return
+        for row, result in enumerate(results):
+            self._count(result)
+            self._draw_check(request.run, row, result)
+        request.future.set_result(results)
+
+    def _results(self, request: _Request) -> list[ExecResult]:
+        if isinstance(request.run, list):
+            return request.run
+        if request.future.cancelled():
+            return []
+        results = request.run.attempt()
+        if any(result.status == "infra" for result in results) and not self._closed and not request.future.cancelled():
+            with self._changed:
+                self._counts["retries"] += 1
+            results = request.run.attempt()
+        return results
+
+    def _count(self, result: ExecResult) -> None:
+        with self._changed:
             if result.cached:
-                self._hits += 1
+                self._counts["hits"] += 1
             else:
                 self._statuses[result.status] += 1
                 if result.status != "infra":
                     self._durations_s.append(result.duration_s)
-        return result
 
+    def _draw_check(self, run: SessionRun | list[ExecResult], row: int, result: ExecResult) -> None:
+        """Put a hit that is due for a second run in line."""
+        if not result.cached or not isinstance(run, SessionRun) or not self._cache.due(str(run.keys[row])):
+            return
+        with self._changed:
+            if len(self._checks) < MOST_CHECKS:
+                self._checks.append((run, row, result))
+                self._changed.notify_all()
+            else:
+                self._counts["checks_dropped"] += 1
 
-class _SessionRun:
-    """One session's calls, what is known of their results, and the container they run on (from the first miss on)."""
-
-    def __init__(
-        self, sandbox: Sandbox, cache: ResultCache, workspace: InlineWorkspace, calls: tuple[ToolCall, ...]
-    ) -> None:
-        self._sandbox, self._cache, self._workspace, self._calls = sandbox, cache, workspace, calls
-        self._keys = lineage_keys(sandbox.image_digest, sandbox.limits, workspace, calls)
-
-    def attempt(self) -> list[ExecResult]:
-        """Return one result per call: from the cache as far as it goes, then from one container."""
-        known, claimed = self._known()
-        if len(known) == len(self._calls):
-            return known
-        files = {path: text.encode("utf-8", "replace") for path, text in self._workspace.files.items()}
+    def _check(self, run: SessionRun, row: int, kept: ExecResult) -> None:
+        """Run a hit again; one that had to make room is put back in line."""
+        how = "lost"
         try:
-            with self._sandbox.lease() as lease:
-                lease.write_files(files)
-                return known + self._run_from(lease, len(known))
-        except (SandboxError, OSError) as error:
-            return known + [infra(error)] * (len(self._calls) - len(known))
+            how = run.check(row, kept, self._idle)
         finally:
-            for key in claimed:
-                self._cache.settle(key, None)  # does nothing to what has been settled
-
-    def _known(self) -> tuple[list[ExecResult], list[str]]:
-        """Return the results of the first calls that the cache knows, and the keys that are now ours to compute.
-
-        Waits for results that are being computed. It does so only before it holds a key or a container, and whoever
-        holds a key never waits for another: no two sessions can wait for each other.
-        """
-        known: list[ExecResult] = []
-        for row, key in enumerate(self._keys):
-            found = self._cache.get(key) if key is not None else None
-            if key is not None and found is None:
-                flight = self._cache.claim(key)
-                if flight is None:
-                    later = [other for other in self._keys[row + 1 :] if other is not None]
-                    return known, [key, *(other for other in later if self._cache.claim(other) is None)]
-                flight.result()
-                found = self._cache.get(key)
-            if found is None:
-                break
-            known.append(found)
-        return known, []
-
-    def _run_from(self, lease: Lease, first: int) -> list[ExecResult]:
-        """Rebuild the state before call ``first``, then run it and all later ones."""
-        for call in self._calls[:first]:
-            if call.name not in READ_ONLY_TOOLS:
-                run_tool(lease, call)
-        results: list[ExecResult] = []
-        repeatable = True  # so far every call ended by itself
-        for call, key in zip(self._calls[first:], self._keys[first:], strict=True):
-            result = run_tool(lease, call)
-            if result.status == "infra":
-                return results + [result] * (len(self._calls) - first - len(results))
-            if key is not None and repeatable:
-                self._cache.settle(key, result)
-            repeatable = repeatable and result.status in CACHEABLE_STATUSES
-            results.append(result)
-        return results
+            with self._changed:
+                self._checking = False
+                if how == "stopped":
+                    self._checks.appendleft((run, row, kept))
+                self._counts["checks_dropped"] += how == "lost"
+                self._changed.notify_all()

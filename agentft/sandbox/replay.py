@@ -42,12 +42,15 @@ class ReplayExecutor:
                 hint="name the folder of a run that was trained with feedback.backend docker or local",
             )
 
-    def submit(self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
-        """Return the traced results of ``calls``, already done.
+    def submit(
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+    ) -> Future[list[ExecResult]]:
+        """Return the traced results of ``calls`` and of the verdict, already done.
 
         Raises:
             AgentFTError: The trace does not know the key, or the calls differ from the traced ones.
         """
+        calls = calls if verdict is None else (*calls, verdict)
         group, _, _ = key.rpartition("/")
         traced = [line for _, line in sorted(self._calls.get(group, {}).items())]
         if not traced:

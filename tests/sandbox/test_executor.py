@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import pytest
 from sandbox_engines import LIMITS, make_engine
@@ -12,7 +11,7 @@ from sandbox_engines import LIMITS, make_engine
 from agentft.errors import SandboxError
 from agentft.etai import GitWorkspace, InlineWorkspace
 from agentft.sandbox.base import ExecResult, Limits
-from agentft.sandbox.cache import ResultCache, lineage_keys
+from agentft.sandbox.cache import lineage_keys
 from agentft.sandbox.container import Container
 from agentft.sandbox.executor import LiveExecutor
 from agentft.sandbox.pool import Pool
@@ -140,40 +139,6 @@ def test_every_part_of_a_lineage_is_in_its_key() -> None:
     ]
     assert len({keys[1] for keys in [base, *variants]}) == 6
     assert lineage_keys("image", LIMITS, WORKSPACE, (ToolCall("nothing"), READ)) == [None, None]
-
-
-def test_the_cache_is_bounded_and_keeps_only_what_may_be_repeated() -> None:
-    cache = ResultCache(max_results=2)
-    ok = ExecResult(status="ok", exit_code=0, stdout="x")
-    for key, result in (
-        ("timeout", ExecResult(status="timeout", exit_code=None)),
-        ("infra", ExecResult(status="infra", exit_code=None)),
-        ("cut", ExecResult(status="ok", exit_code=0, truncated=True)),
-    ):
-        assert cache.claim(key) is None
-        cache.settle(key, result)
-        assert cache.get(key) is None
-    for key in "abc":
-        cache.settle(key, ok)
-    assert cache.get("a") is None
-    found = cache.get("c")
-    assert found is not None
-    assert (found.cached, found.stdout, cache.hits) == (True, "x", 1)
-
-
-def test_a_claim_is_given_to_one_and_its_end_is_told_to_all() -> None:
-    cache = ResultCache()
-    assert cache.claim("k") is None
-    second, third = cache.claim("k"), cache.claim("k")
-    assert isinstance(second, Future)
-    assert second is third
-    cache.settle("k", None)
-    assert second.result(timeout=1) is None
-    assert cache.claim("k") is None
-    cache.settle("k", ExecResult(status="ok", exit_code=0))
-    settled = cache.claim("k")
-    assert settled is not None
-    assert settled.done()
 
 
 def test_a_pool_that_cannot_start_gives_infra() -> None:
