@@ -92,7 +92,8 @@ class Executions:
     def drop(self) -> None:
         """Forget what is in flight (results that nothing will use)."""
         for request in self._flying.values():
-            _withdraw(request)
+            if isinstance(request.answer, Future):
+                request.answer.cancel()
         self._flying.clear()
 
     def lost(self) -> tuple[int, int]:
@@ -193,7 +194,7 @@ def _not_started(request: _Request) -> bool:
 
 def _withdraw(request: _Request) -> bool:
     """Take a request back if it has not started; whether it was."""
-    return isinstance(request.answer, Future) and not request.answer.done() and request.answer.cancel()
+    return _not_started(request) and isinstance(request.answer, Future) and request.answer.cancel()
 
 
 def _lost(why: str, count: int) -> list[ExecResult]:

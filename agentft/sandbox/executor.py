@@ -11,8 +11,7 @@ on another container.
 
 **Order and backpressure.** Requests wait in a queue of at most ``max_waiting``; ``submit`` blocks while it is full
 (nothing is lost by waiting, and looking ahead cannot grow without limit) and gives up with ``SandboxError`` after
-``submit_wait_s``. What somebody is waiting for right now (keys ``policy/…`` and ``path/…``) goes before what was asked
-for ahead of time.
+``submit_wait_s``. They run in the order in which they came.
 
 **Cancelling.** ``future.cancel()`` works at any time before the answer: a request that waits is dropped, one that runs
 has its container ended at once (and replaced), and its later calls are never begun. Whoever grades, does so in another
@@ -24,8 +23,6 @@ at the next border of a call as soon as a request comes in.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import statistics
 import threading
 import time
@@ -48,19 +45,23 @@ SUBMIT_WAIT_S = 120.0
 MOST_CHECKS = 64
 """Checks that may wait; what comes on top is counted and not done."""
 
-URGENT = frozenset({"policy", "path"})
-"""First parts of keys whose results somebody waits for as soon as they are submitted."""
+
+class _Answer(Future[list[ExecResult]]):
+    """The future of a request. It stays pending while the session runs, so that ``cancel`` works to the end."""
+
+    started = False
+
+    def running(self) -> bool:
+        """Whether the session has begun and has no answer yet."""
+        return self.started and not self.done()
 
 
-@dataclass(order=True)
+@dataclass(eq=False)
 class _Request:
-    """One submitted session, in the order of the queue."""
+    """One submitted session: what runs it (or its results, where nothing can run), and its future."""
 
-    urgency: int
-    number: int
-    future: Future[list[ExecResult]] = field(compare=False)
-    run: SessionRun | list[ExecResult] = field(compare=False)
-    waits: bool = field(default=True, compare=False)
+    run: SessionRun | list[ExecResult]
+    answer: _Answer = field(default_factory=_Answer)
 
 
 class LiveExecutor:
@@ -79,8 +80,7 @@ class LiveExecutor:
         self._sandbox, self._cache = sandbox, cache or ResultCache()
         self._max_waiting, self._submit_wait_s = max_waiting, submit_wait_s
         self._changed = threading.Condition()
-        self._queue: list[_Request] = []
-        self._waiting, self._numbers = 0, itertools.count()
+        self._queue: deque[_Request] = deque()
         self._checks: deque[tuple[SessionRun, int, ExecResult]] = deque()
         self._checking = False
         self._idle = threading.Event()  # set while no request waits
@@ -102,8 +102,8 @@ class LiveExecutor:
 
         ``verdict`` is a run of code that judges what the calls leave, in a container of its own and with the session's
         own tests: ``grader`` says how; ``fields["tampered"]`` of its result lists what was tampered with.
-        ``key`` decides how urgent the request is (live results depend on the lineage alone). A workspace that is not
-        inline files cannot be run here: every result is ``infra`` and says so.
+        ``key`` only names the request (live results depend on the lineage alone). A workspace that is not inline
+        files cannot be run here: every result is ``infra`` and says so.
 
         Raises:
             SandboxError: the executor is closed, or the queue stayed full for ``submit_wait_s``.
@@ -116,30 +116,29 @@ class LiveExecutor:
                 f"a workspace of kind {workspace.kind!r} cannot be executed", expected="a workspace of inline files"
             )
             run = [infra(reason)] * (len(calls) + (verdict is not None))
-        request = _Request(0 if key.partition("/")[0] in URGENT else 1, next(self._numbers), Future(), run)
+        request = _Request(run)
         with self._changed:
             deadline = time.monotonic() + self._submit_wait_s
-            while self._waiting >= self._max_waiting and not self._closed:
+            while len(self._queue) >= self._max_waiting and not self._closed:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise SandboxError(
-                        "the sandbox's queue stays full", got=f"{self._waiting} sessions wait",
+                        "the sandbox's queue stays full", got=f"{len(self._queue)} sessions wait",
                         hint="raise sandbox.workers, or lower feedback.recorded.prefetch_batches",
                     )  # fmt: skip
             if self._closed:
                 raise SandboxError("the executor is closed")
-            heapq.heappush(self._queue, request)
-            self._waiting += 1
+            self._queue.append(request)
             self._idle.clear()
             self._changed.notify_all()
-        request.future.add_done_callback(lambda future: self._ended(request))
-        return request.future
+        request.answer.add_done_callback(lambda answer: self._ended(request))
+        return request.answer
 
     def stats(self) -> dict[str, Any]:
         """Return counts so far and what the cache says of itself.
 
-        {executions, by_status, median_ms, p95_ms, cache_hits, retries, cancelled, waiting, checks_left, cache}: hits
-        and checks are no executions. ``checks_left``: checks that were due and not done (yet). ``cache``: see
-        ``ResultCache.stats``.
+        {executions, by_status, median_ms, p95_ms, cache_hits, retries, cancelled, waiting, checks_left, cache}. Hits
+        and checks are no executions. ``cancelled``: sessions that were ended while they ran. ``checks_left``: checks
+        that were due and not done (yet). ``cache``: see ``ResultCache.stats``.
         """
         with self._changed:
             durations = sorted(self._durations_s)
@@ -151,7 +150,7 @@ class LiveExecutor:
                 "cache_hits": self._counts["hits"],
                 "retries": self._counts["retries"],
                 "cancelled": self._counts["cancelled"],
-                "waiting": self._waiting,
+                "waiting": len(self._queue),
                 "checks_left": self._counts["checks_dropped"] + len(self._checks),
             }
         return {**found, "cache": self._cache.stats()}
@@ -164,7 +163,7 @@ class LiveExecutor:
             self._idle.clear()
             self._changed.notify_all()
         for request in waiting:
-            request.future.cancel()
+            request.answer.cancel()
         self._sandbox.close()
         for thread in self._threads:
             thread.join()
@@ -179,8 +178,9 @@ class LiveExecutor:
         with self._changed:
             while not self._closed:
                 if self._queue:
-                    request = heapq.heappop(self._queue)
-                    self._leave_queue(request)
+                    request = self._queue.popleft()
+                    request.answer.started = True
+                    self._queue_changed()
                     return lambda: self._answer(request)
                 if self._checks and not self._checking:
                     self._checking = True
@@ -189,24 +189,21 @@ class LiveExecutor:
                 self._changed.wait()
             return None
 
-    def _leave_queue(self, request: _Request) -> None:
-        request.waits = False
-        self._waiting -= 1
-        if self._waiting == 0:
+    def _queue_changed(self) -> None:
+        if not self._queue and not self._closed:
             self._idle.set()
         self._changed.notify_all()
 
     def _ended(self, request: _Request) -> None:
         """Whatever ended the future: if it was cancelled, end the session too."""
-        if not request.future.cancelled():
+        if not request.answer.cancelled():
             return
         with self._changed:
-            self._counts["cancelled"] += 1
-            if request.waits:
+            if not request.answer.started:
                 self._queue.remove(request)
-                heapq.heapify(self._queue)
-                self._leave_queue(request)
+                self._queue_changed()
                 return
+            self._counts["cancelled"] += 1
         if isinstance(request.run, SessionRun):
             request.run.cancel()
 
@@ -215,23 +212,23 @@ class LiveExecutor:
         try:
             results = self._results(request)
         except BaseException as error:
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_exception(error)
+            if request.answer.set_running_or_notify_cancel():
+                request.answer.set_exception(error)
             return
-        if not request.future.set_running_or_notify_cancel():
+        if not request.answer.set_running_or_notify_cancel():
             return
         for row, result in enumerate(results):
             self._count(result)
             self._draw_check(request.run, row, result)
-        request.future.set_result(results)
+        request.answer.set_result(results)
 
     def _results(self, request: _Request) -> list[ExecResult]:
         if isinstance(request.run, list):
             return request.run
-        if request.future.cancelled():
+        if request.answer.cancelled():
             return []
         results = request.run.attempt()
-        if any(result.status == "infra" for result in results) and not self._closed and not request.future.cancelled():
+        if any(result.status == "infra" for result in results) and not self._closed and not request.answer.cancelled():
             with self._changed:
                 self._counts["retries"] += 1
             results = request.run.attempt()

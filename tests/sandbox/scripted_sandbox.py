@@ -13,7 +13,7 @@ from agentft.sandbox.base import ExecRequest, ExecResult, Limits
 
 
 class ScriptedLease:
-    """Files in a dict; ``ruff check`` lists the lines, ``sh -c 'append NAME TEXT'`` adds to a file."""
+    """Files in a dict; a linter counts the files, ``sh -c 'append NAME TEXT'`` adds to a file."""
 
     def __init__(self, sandbox: ScriptedSandbox) -> None:
         self.sandbox = sandbox
@@ -31,11 +31,11 @@ class ScriptedLease:
         except SandboxError as error:
             return ExecResult(status="infra", exit_code=None, stderr=str(error))
         self.ran.append(request.argv)
-        program = request.argv[0]
+        program = {"flake8": "lint", "ruff": "lint"}.get(request.argv[0], request.argv[0])
         with self.sandbox.lock:
             self.sandbox.runs[program] += 1
             number = self.sandbox.runs[program]
-        if program == "ruff":
+        if program == "lint":
             shown = f"run {number}\n" if program in self.sandbox.drifting else f"{len(self.files)} files\n"
             return ExecResult(status="ok", exit_code=0, stdout=shown, duration_s=0.001)
         if program == "sh":

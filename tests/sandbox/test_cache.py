@@ -17,6 +17,7 @@ from agentft.sandbox.base import ExecResult, Limits
 from agentft.sandbox.cache import ResultCache, first_difference, lineage_keys
 from agentft.sandbox.cache_disk import DiskStore
 from agentft.sandbox.executor import LiveExecutor
+from agentft.sandbox.session_run import SessionRun
 from agentft.tools import ToolCall
 
 OK = ExecResult(status="ok", exit_code=0, stdout="x")
@@ -152,8 +153,8 @@ def test_hits_are_run_again_behind_the_answer(sandbox: ScriptedSandbox, tmp_path
 def test_a_tool_that_does_not_repeat_is_no_longer_cached(
     sandbox: ScriptedSandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``ruff`` of this sandbox says another thing each time."""
-    sandbox.drifting.add("ruff")
+    """The linter of this sandbox says another thing each time."""
+    sandbox.drifting.add("lint")
     store = DiskStore(tmp_path, mib=1)
     executor = LiveExecutor(sandbox, 2, cache=ResultCache(disk=store, verify_share=1.0))
     calls = (READ, LINT)
@@ -162,7 +163,8 @@ def test_a_tool_that_does_not_repeat_is_no_longer_cached(
         again = executor.submit(WORKSPACE, calls, key="k").result(timeout=10)
         assert [result.cached for result in again] == [True, True]
         assert again[1].stdout == first[1].stdout
-        wait_for(lambda: executor.stats()["cache"]["disabled"] == ["lint_run"])
+        wait_for(lambda: bool(caplog.messages))
+    assert executor.stats()["cache"]["disabled"] == ["lint_run"]
     assert len(caplog.messages) == 1
     assert "lint_run does not repeat" in caplog.text
     assert "line 1 of stdout was 'run 1', now 'run 2'" in caplog.text
@@ -176,7 +178,7 @@ def test_a_tool_that_does_not_repeat_is_no_longer_cached(
 
 def test_rebuilding_a_state_checks_what_it_repeats(sandbox: ScriptedSandbox) -> None:
     """A hit that has to be repeated for a later call is compared without being asked to."""
-    sandbox.drifting.add("ruff")
+    sandbox.drifting.add("lint")
     executor = LiveExecutor(sandbox, 1)
     executor.submit(WORKSPACE, (LINT,), key="k").result(timeout=10)
     longer = executor.submit(WORKSPACE, (LINT, READ), key="k").result(timeout=10)
@@ -197,17 +199,36 @@ def test_what_the_sandbox_loses_says_nothing_about_a_tool(sandbox: ScriptedSandb
     executor.close()
 
 
-def test_a_check_makes_room_for_a_request(sandbox: ScriptedSandbox) -> None:
-    """One worker: a check of a long session stops at the next call, answers the request, and goes on later."""
+def test_a_check_stops_at_the_next_call_when_it_has_to_make_room() -> None:
+    go_on, written = threading.Event(), 0
+
+    def third(what: str) -> bool:
+        nonlocal written
+        written += what == "write"
+        if what == "write" and written == 4:  # the workspace and three calls
+            go_on.clear()
+        return False
+
+    sandbox, cache = ScriptedSandbox(workers=1, breaks=third), ResultCache()
+    calls = tuple(ToolCall("file_write", {"path": "a.txt", "content": f"{number}"}) for number in range(10))
+    run = SessionRun(sandbox, cache, WORKSPACE, calls)
+    go_on.set()
+    assert run.check(9, OK, go_on) == "stopped"
+    assert written == 4
+    go_on.set()
+    assert run.check(9, OK, go_on) == "done"
+    assert written == 15
+    assert cache.stats()["mismatches"] == 1  # the text of OK is another
+
+
+def test_a_stopped_check_goes_on_later(sandbox: ScriptedSandbox) -> None:
     executor = LiveExecutor(sandbox, 1, cache=ResultCache(verify_share=1.0))
-    calls = (*[ToolCall("lint_run", {"path": f"{number}"}) for number in range(10)], READ)
+    calls = (*[ToolCall("lint_run", {"path": f"{number}"}) for number in range(6)], READ)
     executor.submit(WORKSPACE, calls, key="k").result(timeout=10)
-    sandbox.pause_s = 0.05
+    sandbox.pause_s = 0.01
     executor.submit(WORKSPACE, calls, key="k").result(timeout=10)
-    threading.Event().wait(0.2)
-    started = time.monotonic()
-    executor.submit(WORKSPACE, (ToolCall("lint_run", {"path": "other"}),), key="k").result(timeout=10)
-    assert time.monotonic() - started < 0.25  # the check of the last call takes 0.5 s
-    wait_for(lambda: executor.stats()["cache"]["verified"] == 11)
+    for number in range(5):
+        executor.submit(WORKSPACE, (ToolCall("lint_run", {"path": f"other {number}"}),), key="k").result(timeout=10)
+    wait_for(lambda: executor.stats()["cache"]["verified"] == 7)
     assert executor.stats()["checks_left"] == 0
     executor.close()
