@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 BIN := .venv/bin
-IMAGE ?= python
+IMAGES ?= python node
 
 .PHONY: setup demo test bench lint lock engine image clean
 
@@ -14,9 +14,9 @@ setup: .venv/.installed engine  ## .venv with the exact packages, and an engine 
 engine: .venv/.installed
 	@bash docker/engine.sh
 
-image: setup  ## the sandbox image, where an engine answers
+image: setup  ## the sandbox images, where an engine answers
 	@if $(BIN)/python -c 'import docker; docker.from_env(timeout=5).ping()' 2>/dev/null; then \
-	  $(BIN)/agentft sandbox build $(IMAGE); fi
+	  for image in $(IMAGES); do $(BIN)/agentft sandbox build $$image; done; fi
 
 demo: setup  ## the main job, from real packages to a trained and measured agent
 	@$(BIN)/agentft demo $(ARGS)

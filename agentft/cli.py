@@ -99,7 +99,7 @@ def _add_data_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
 
 
 def _add_sandbox_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
-    actions = verbs.add_parser("sandbox", help="Build images, run a command, clean up.").add_subparsers(
+    actions = verbs.add_parser("sandbox", help="Build images, run a command, attack it, clean up.").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
     p = _verb(actions, "build", "agentft.sandbox.commands:build", "Build a sandbox image.")
@@ -114,6 +114,12 @@ def _add_sandbox_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("--dir", help="folder whose files are the workspace")
     _json_flag(p)
     p.add_argument("command", nargs="+", metavar="CMD")
+    p = _verb(actions, "check", "agentft.sandbox.commands:check", "Attack the sandbox; shows what holds.")
+    p.add_argument("--image", default="python")
+    p.add_argument("--backend", choices=("docker", "local"), default="docker")
+    p.add_argument("--host", help="engine to attack: unix:///path or tcp://name:port")
+    p.add_argument("--only", action="append", default=[], metavar="NAME", help="a check or a group; repeat for several")
+    p.add_argument("--json", metavar="FILE", help="write the outcomes to a file too")
     p = _verb(actions, "clean", "agentft.sandbox.commands:clean", "Remove containers whose run has ended.")
     p.add_argument("--all", action="store_true", help="also those of runs that are alive (asks, or --yes)")
     p.add_argument("--yes", action="store_true")
@@ -145,6 +151,9 @@ def _add_run_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("--source", choices=("recorded", "policy", "probe"))
     p.add_argument("--session", help="show one session step by step")
     p.add_argument("--limit", type=int, default=40)
+    _json_flag(p)
+    p = _verb(verbs, "tools", "agentft.tools.table:command", "Show the tools that an agent can call.")
+    p.add_argument("--markdown", action="store_true", help="as docs/tools.md")
     _json_flag(p)
     p = _verb(verbs, "doctor", "agentft.report.doctor:command", "Check this machine; says what to do.")
     _json_flag(p)

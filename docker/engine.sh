@@ -36,12 +36,13 @@ start_dockerd() {
     return 1
 }
 
-# What is missing and can be had from Debian: bubblewrap is the `local` backend, debootstrap makes the base
-# of the sandbox image where no image registry is reachable.
+# What is missing and can be had from Debian: bubblewrap is the `local` backend; debootstrap makes the base of the
+# sandbox images, and npm fetches the packages of the Node image, where no image registry is reachable.
 missing=()
 answers || command -v dockerd >/dev/null || missing+=(docker.io)
 command -v debootstrap >/dev/null || missing+=(debootstrap)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v npm >/dev/null || missing+=(npm)
 if [ ${#missing[@]} -gt 0 ] && can_install; then
     echo "engine: installing ${missing[*]} with apt-get"
     if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \

@@ -23,14 +23,13 @@ def check_call(call: ToolCall) -> str | None:
     if spec is None:
         return f"there is no tool {call.name!r}; tools are {', '.join(TOOLS)}"
     known = {parameter.name: parameter for parameter in spec.parameters}
-    usage = ", ".join(f"{p.name}: {p.type}" if p.required else f"[{p.name}: {p.type}]" for p in spec.parameters)
     for name in call.args:
         if name not in known:
-            return f"{call.name} has no argument {name!r}; usage: {call.name}({usage})"
+            return f"{call.name} has no argument {name!r}; usage: {spec.usage()}"
     for name, parameter in known.items():
         if name not in call.args:
             if parameter.required:
-                return f"{call.name} needs the argument {name!r}; usage: {call.name}({usage})"
+                return f"{call.name} needs the argument {name!r}; usage: {spec.usage()}"
         elif not has_type(call.args[name], parameter.type):
             got = type(call.args[name]).__name__
             return f"{call.name}: argument {name!r} must be of type {parameter.type}, got {got}"

@@ -28,6 +28,8 @@ class ToolSpec:
 
     ``deterministic`` tools give the same result on the same workspace and may be cached.
     ``runs_code`` tools have an outcome that depends on what the program does (the reward head's real subject).
+    ``fields`` are the parsed fields of its result (beside exit code, status and output), ``needs`` the programs of
+    the image that can do its work: the first one that is there does it.
     """
 
     name: str
@@ -35,6 +37,13 @@ class ToolSpec:
     parameters: tuple[Parameter, ...]
     deterministic: bool = True
     runs_code: bool = False
+    fields: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def usage(self) -> str:
+        """Return how the tool is called, such as ``file_read(path: string, [start_line: integer])``."""
+        words = (f"{p.name}: {p.type}" if p.required else f"[{p.name}: {p.type}]" for p in self.parameters)
+        return f"{self.name}({', '.join(words)})"
 
     def json_schema(self) -> dict[str, Any]:
         """Return the parameters as a JSON Schema object, in the form OpenAI-style tool lists use."""

@@ -87,5 +87,5 @@ def test_the_debian_system_needs_root_and_debootstrap(tmp_path: Path, monkeypatc
         images.ensure_rootfs()
     folder = tmp_path / "agentft" / "rootfs"
     (folder / "etc").mkdir(parents=True)
-    (folder / images.MARKER).write_text(images._base_recipe() + "\n")
+    (folder / images.MARKER).write_text(images._base_recipe(images.RECIPES["python"]) + "\n")
     assert images.ensure_rootfs() == folder

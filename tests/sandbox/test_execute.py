@@ -56,7 +56,10 @@ def test_file_read_numbers_lines(tool: Tool) -> None:
 
 
 def test_file_read_errors_teach(tool: Tool) -> None:
-    assert failed(tool("file_read", path="missing.py")) == "missing.py: No such file or directory\n"
+    gone = "No such file or directory"
+    assert failed(tool("file_read", path="missing.py")) == f"missing.py: {gone}; file_list shows what is there\n"
+    assert failed(tool("file_read", path="test_calc.py")).endswith(f"{gone}; did you mean tests/test_calc.py?\n")
+    assert failed(tool("file_read", path="tests/test_clac.py")).endswith("; did you mean tests/test_calc.py?\n")
     assert "has 6 lines; cannot show lines 20 to the end" in failed(
         tool("file_read", path="calc/__init__.py", start_line=20)
     )
@@ -91,7 +94,13 @@ def test_file_edit_errors_teach(tool: Tool) -> None:
         tool("file_edit", path=path, line=4, old="calc.add", new="x")
     )
     assert "occurs 3 times starting on line 13" in failed(tool("file_edit", path=path, line=13, old="0", new="x"))
-    assert "does not occur" in failed(tool("file_edit", path=path, old="absent", new="x"))
+    assert "does not occur; file_read" in failed(tool("file_edit", path=path, old="absent", new="x"))
+    assert "the most similar line is 4: def test_add():" in failed(
+        tool("file_edit", path=path, old="def test_adds():\n", new="x")
+    )
+    assert "line 5 has the same text with other white space" in failed(
+        tool("file_edit", path=path, old="\tassert calc.add(1, 2) == 3", new="x")
+    )
     assert "empty" in failed(tool("file_edit", path=path, old="", new="x"))
     assert "the same as `new`" in failed(tool("file_edit", path=path, old="import", new="import"))
     assert "missing.py" in failed(tool("file_edit", path="missing.py", old="a", new="b"))
@@ -108,7 +117,7 @@ def test_file_list_and_code_search_are_sorted_and_skip_what_is_generated(tool: T
     )
     assert result.fields["matches"] == 4
     assert tool("code_search", pattern="three", path="notes.txt").stdout == "notes.txt:3:three\n"
-    assert failed(tool("code_search", pattern="absent")) == ""
+    assert failed(tool("code_search", pattern="absent", path="calc")) == "no line matches absent in calc\n"
     assert "Unmatched" in failed(tool("code_search", pattern="("), 2)
     assert tool("code_search", pattern="-n").exit_code == 1
     assert failed(tool("file_list", path="-delete"))
@@ -123,6 +132,20 @@ def test_pytest_run_is_parsed_and_repeats_byte_for_byte(tool: Tool) -> None:
         "failed": 2,
         "errors": 0,
         "failed_tests": ["tests/test_calc.py::test_add", "tests/test_calc.py::test_fail"],
+        "failures": [
+            {
+                "test": "tests/test_calc.py::test_add",
+                "message": "assert -1 == 3",
+                "file": "tests/test_calc.py",
+                "line": 5,
+            },
+            {
+                "test": "tests/test_calc.py::test_fail",
+                "message": "ValueError: bad <object object at 0x0> /tmp/pytest/test_fail0",
+                "file": "calc/__init__.py",
+                "line": 6,
+            },
+        ],
         "message": "assert -1 == 3",
         "error_location": {"file": "tests/test_calc.py", "line": 5},
     }
@@ -179,18 +202,80 @@ def test_python_and_shell_runs(tool: Tool) -> None:
 
 
 def test_a_repository_is_seen_by_the_git_tools(tool: Tool) -> None:
-    assert "not a git repository" in failed(tool("git_status"), 128)
+    assert "`git init` makes one" in failed(tool("git_status"), 128)
     assert tool("shell_run", command="git init -q -b main").status == "ok"
-    assert tool("git_commit", message="first").status == "ok"
+    first = tool("git_commit", message="first")
+    assert (first.status, first.fields["changed"]) == ("ok", sorted(FILES))
+    assert "3 files changed" in first.stdout
+    assert "nothing to commit" in tool("git_commit", message="again").stdout
+    assert tool("git_diff").stdout == "no changes in files that git knows\n"
     tool("file_write", path="calc/__init__.py", content="new = 1\n")
     assert tool("git_status").stdout == "## main\n M calc/__init__.py\n"
-    assert "+new = 1" in tool("git_diff", path="calc/__init__.py").stdout
-    assert tool("git_log", count=1).stdout.endswith(" first\n")
+    assert tool("git_status").fields == {"branch": "main", "changed": ["calc/__init__.py"]}
+    diff = tool("git_diff", path="calc/__init__.py")
+    assert "+new = 1" in diff.stdout
+    assert diff.fields == {"changed": ["calc/__init__.py"], "added": 1, "removed": 6}
+    log = tool("git_log", count=1)
+    assert log.stdout.endswith(" first\n")
+    tool("shell_run", command="rm -rf .git calc && git init -q -b main")
+    for path, text in FILES.items():
+        tool("file_write", path=path, content=text)
+    tool("git_commit", message="first")
+    assert tool("git_log", count=1).stdout == log.stdout  # the same commit has the same name
 
 
-@pytest.mark.parametrize("name", ["npm_publish", "jest_run"])
-def test_programs_that_the_image_lacks(tool: Tool, name: str) -> None:
-    assert failed(tool(name), 127).endswith("is not installed in this image\n")
+def test_jest_is_missed_in_words(tool: Tool) -> None:
+    assert failed(tool("jest_run"), 127).startswith("jest is not installed in this image: this tool cannot work")
+
+
+def test_checkers_tell_each_problem_with_its_place(tool: Tool) -> None:
+    broken = "import os\n\n\ndef f(x: int) -> str:\n    y = nothere\n    return x\n"
+    tool("file_write", path="bad.py", content=broken)
+    lint = tool("lint_run")
+    if lint.exit_code == 127:
+        pytest.skip("this system has no linter")
+    assert lint.stdout.splitlines() == [
+        "bad.py:1:1: F401 'os' imported but unused",
+        "bad.py:5:5: F841 local variable 'y' is assigned to but never used",
+        "bad.py:5:9: F821 undefined name 'nothere'",
+    ]
+    assert lint.fields["problems"] == 3
+    types = tool("type_check", path="bad.py")
+    assert (types.exit_code, types.fields["problems"]) == (1, 2)
+    assert types.fields["error_location"] == {"file": "bad.py", "line": 5}
+    assert tool("type_check", path="tests").stdout == tool("lint_run", path="tests").stdout == "no problem found\n"
+    for name in ("type_check", "lint_run", "format_run"):
+        assert failed(tool(name, path="gone")) == "gone: No such file or directory; file_list shows what is there\n"
+
+
+def test_format_run_says_what_it_changed_and_what_it_could_not(tool: Tool) -> None:
+    tool("file_write", path="a.py", content="x = {  'a':1 }\n")
+    first = tool("format_run")
+    if first.exit_code == 127:
+        pytest.skip("this system has no formatter")
+    assert (first.status, first.fields["changed"]) == ("ok", ["a.py", "calc/__init__.py"])
+    assert tool("file_read", path="a.py").stdout == '1: x = {"a": 1}\n'
+    assert tool("format_run").fields == {"changed": [], "problems": 0}
+    tool("file_write", path="b.py", content="def x(:\n")
+    broken = tool("format_run")
+    assert broken.fields["error_location"] == {"file": "b.py", "line": 1}
+    assert broken.stderr.startswith("b.py:1: cannot be parsed: def x(:\n")
+
+
+def test_docker_build_checks_and_says_that_it_built_nothing(tool: Tool) -> None:
+    assert "Dockerfile: No such file" in failed(tool("docker_build", tag="x"))
+    tool("file_write", path="Dockerfile", content="FROM a\nCOPY calc/ *.txt tests/test_calc.py /x/\nCOPY nothere /x\n")
+    result = tool("docker_build", tag="x")
+    assert failed(result) == "Dockerfile:3: COPY nothere: no such file in the build context\n"
+    assert result.fields["error_location"] == {"file": "Dockerfile", "line": 3}
+    tool("file_write", path="Dockerfile", content="FROM a\nCOPY . /x/\n")
+    assert "x was not built" in tool("docker_build", tag="x").stdout
+
+
+def test_a_limit_is_said_in_words(tool: Tool) -> None:
+    result = tool("shell_run", command="echo so far; sleep 60")
+    assert (result.status, result.exit_code) == ("timeout", None)
+    assert (result.stdout, result.stderr) == ("so far\n", "stopped: it did not end within the time limit\n")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentft.tools.parse import normalise, normalise_pytest, parse_problems, parse_pytest, parse_traceback
+from agentft.tools.parse import (
+    normalise,
+    normalise_pytest,
+    parse_format,
+    parse_git_diff,
+    parse_git_status,
+    parse_problems,
+    parse_pytest,
+    parse_traceback,
+)
 
 REPORT = """\
 .FFE                                                                     [100%]
@@ -61,6 +70,11 @@ def test_counts_failed_tests_and_the_first_failure() -> None:
         "failed": 2,
         "errors": 1,
         "failed_tests": ["test_a.py::test_add", "test_a.py::test_p[a - b]", "test_a.py::test_fix"],
+        "failures": [
+            {"test": "test_a.py::test_add", "message": "assert -1 == 3", "file": "test_a.py", "line": 4},
+            {"test": "test_a.py::test_p[a - b]"},
+            {"test": "test_a.py::test_fix", "message": "RuntimeError: no", "file": "test_a.py", "line": 14},
+        ],
         "message": "RuntimeError: no",
         "error_location": {"file": "test_a.py", "line": 14},
     }
@@ -79,7 +93,34 @@ def test_a_passing_run_has_no_place() -> None:
         "failed": 0,
         "errors": 0,
         "failed_tests": [],
+        "failures": [],
     }
+
+
+SAME_NAMES = """\
+FF
+=================================== FAILURES ===================================
+_________________________________ TestB.test_x _________________________________
+tests/test_b.py:3: in test_x
+    assert 0
+E   assert 0
+_________________________________ TestB.test_x _________________________________
+tests/test_a.py:7: in test_x
+    raise KeyError(1)
+E   KeyError: 1
+=========================== short test summary info ============================
+FAILED tests/test_a.py::TestB::test_x - KeyError: 1
+FAILED tests/test_b.py::TestB::test_x - assert 0
+2 failed in 0.02s
+"""
+
+
+def test_failures_of_the_same_name_are_told_apart_by_their_file() -> None:
+    fields = parse_pytest(SAME_NAMES)
+    assert fields["failures"] == [
+        {"test": "tests/test_a.py::TestB::test_x", "message": "KeyError: 1", "file": "tests/test_a.py", "line": 7},
+        {"test": "tests/test_b.py::TestB::test_x", "message": "assert 0", "file": "tests/test_b.py", "line": 3},
+    ]
 
 
 def test_a_broken_conftest_is_read_from_stderr() -> None:
@@ -113,6 +154,36 @@ def test_problems() -> None:
         "error_location": {"file": "pkg/a.py", "line": 3},
     }
     assert parse_problems("All checks passed!\n") == {"problems": 0}
+    noted = "a.py:1: error: No overload  [call-overload]\na.py:1: note: Possible overload variant:\n"
+    assert parse_problems(noted)["problems"] == 1
+
+
+def test_formatters() -> None:
+    black = (
+        "error: cannot format /workspace/b.py: Cannot parse: 2:6: def x(:\nreformatted /workspace/pkg/a.py\n\n"
+        "Oh no! \N{COLLISION SYMBOL}\n1 file reformatted, 1 file failed to reformat.\n"
+    )
+    text, fields = parse_format(black)
+    assert fields == {
+        "changed": ["pkg/a.py"],
+        "problems": 1,
+        "message": "cannot be parsed: def x(:",
+        "error_location": {"file": "b.py", "line": 2},
+    }
+    assert text.splitlines() == [
+        "b.py:2: cannot be parsed: def x(:",
+        "reformatted pkg/a.py",
+        "1 file reformatted, 1 file failed to reformat.",
+    ]
+    assert parse_format("All done!\n1 file left unchanged.\n")[1] == {"changed": [], "problems": 0}
+
+
+def test_git() -> None:
+    status = "## main...origin/main\n M a.py\nR  old.py -> new.py\n?? b c.py\n"
+    assert parse_git_status(status) == {"branch": "main", "changed": ["a.py", "new.py", "b c.py"]}
+    assert parse_git_status("## No commits yet on trunk\n") == {"branch": "trunk", "changed": []}
+    patch = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1,2 @@\n-old\n+new\n+++ text\n"
+    assert parse_git_diff(patch) == {"changed": ["x.py"], "added": 2, "removed": 1}
 
 
 def test_normalise() -> None:
