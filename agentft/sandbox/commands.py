@@ -1,4 +1,4 @@
-"""The verbs ``agentft sandbox build|run|clean`` (floor 2): each takes the parsed arguments, returns an exit code."""
+"""The verbs ``agentft sandbox build|run|check|clean`` (floor 2): parsed arguments in, an exit code out."""
 
 from __future__ import annotations
 
@@ -53,6 +53,29 @@ def run(arguments: argparse.Namespace) -> int:
         if result.status != "ok":
             print(f"agentft: {result.status}, exit code {result.exit_code}", file=sys.stderr)
     return {"ok": EXIT_OK, "infra": EXIT_ENVIRONMENT}.get(result.status, EXIT_FAILED)
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Run the conformance suite on an engine. Exit code 0 if everything that this engine promises held."""
+    from agentft.sandbox.conformance import suite
+    from agentft.sandbox.conformance.engines import open_subject
+
+    if arguments.host and arguments.backend == "local":
+        raise ConfigError("the local backend has no host", where="--host", got=arguments.host)
+    checks = suite.select(arguments.only)
+    with (
+        open_subject(arguments.backend, image=arguments.image, host=arguments.host) as subject,
+        _Progress() as progress,
+    ):
+        outcomes = suite.run_suite(
+            subject, checks, lambda done: progress.report(f"{done.check.group} {done.check.name}: {done.verdict}")
+        )
+    of = arguments.image if arguments.backend == "docker" else "this machine"
+    suite.print_table(outcomes, title=f"{subject.name}, {of}")
+    if arguments.json:
+        found = suite.outcomes_object(outcomes, engine=subject.name, image=of)
+        Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
+    return EXIT_OK if suite.all_held(outcomes) else EXIT_FAILED
 
 
 def clean(arguments: argparse.Namespace) -> int:
