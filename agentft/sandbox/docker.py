@@ -1,7 +1,7 @@
 """The Docker engine (floor 2): containers with every lock-down on, reached over one attached stream each.
 
 The engine's API is used to create, attach, start and remove; calls never touch it. What a container may do is
-decided in ``_host_config`` alone. Defence in depth on a shared kernel: for adversarial code use gVisor or microVMs.
+decided in ``dialect.py`` alone. Defence in depth on a shared kernel: for adversarial code use gVisor or microVMs.
 
     engine = DockerEngine(image="python", limits=Limits(), run_name="demo")
     container = engine.start()
@@ -21,7 +21,6 @@ from typing import Any, cast
 import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.tls import TLSConfig
-from docker.types import Ulimit
 from docker.utils import kwargs_from_env
 
 import docker
@@ -29,11 +28,10 @@ from agentft.config.hosts import ADDRESSES, host_problem
 from agentft.errors import SandboxError, boundary
 from agentft.sandbox import owner
 from agentft.sandbox.base import HostAwayError, Limits
-from agentft.sandbox.container import BASE_ENV, WIPED, WORKSPACE, Container
+from agentft.sandbox.container import BASE_ENV, Container
+from agentft.sandbox.dialect import SLOW_STORAGE, find_dialect
 from agentft.sandbox.wire import Wire, runner_command
 
-MIB = 1 << 20
-USER_ID = 10001
 START_TIMEOUT_S = 30.0
 MEMORY_END_NS = 5_000_000_000
 RECIPE_LABEL = "agentft.recipe"
@@ -97,7 +95,10 @@ def image_reference(image: str) -> str:
 
 
 class DockerEngine:
-    """Starts hardened containers of one image. Meets ``container.Engine``."""
+    """Starts hardened containers of one image. Meets ``container.Engine``.
+
+    ``gaps`` says what this engine cannot enforce (rootless Podman without control groups), a sentence each.
+    """
 
     def __init__(
         self,
@@ -137,12 +138,16 @@ class DockerEngine:
         self.recipe = str((found["Config"].get("Labels") or {}).get(RECIPE_LABEL, ""))
         information = self._client.info()
         self._runtime = check_runtime(information, runtime, self.host)
-        self._podman = any("Podman" in part["Name"] for part in self._client.version().get("Components") or ())
         self.image_digest = self._image_id + (f"+{runtime}" if runtime else "")
         self.limits, self._labels = limits, owner.labels(run_name)
         if not any("seccomp" in option for option in information.get("SecurityOptions") or ()):
             log.warning("this Docker engine has no seccomp: system calls inside the sandbox are not filtered")
         remove_leftovers(self._client)
+        with boundary("the engine could not be asked what it enforces", error=SandboxError):
+            self._dialect = find_dialect(self._client, self._image_id, limits, self._labels)
+        self.gaps = self._dialect.gaps()
+        for gap in (*self.gaps, *((SLOW_STORAGE,) if information.get("Driver") == "vfs" else ())):
+            log.warning("%s: %s", self.host, gap)
 
     def answers(self, timeout_s: float = 3.0) -> bool:
         """Whether the engine itself still answers."""
@@ -172,12 +177,12 @@ class DockerEngine:
         self._client.close()
 
     def _create(self) -> str:
-        config = {"workspace": WORKSPACE, "wipe": WIPED}
+        user = self._dialect.user()
         created = self._client.create_container(
             self._image_id,
-            entrypoint=runner_command(config),
+            entrypoint=runner_command(self._dialect.runner_config(self.limits)),
             command=[],
-            user=f"{USER_ID}:{USER_ID}",
+            user=f"{user}:{user}",
             hostname="sandbox",
             stdin_open=True,  # with attach: closed when we hang up
             environment=dict(BASE_ENV),
@@ -185,7 +190,7 @@ class DockerEngine:
             labels=self._labels,
             network_disabled=True,
             host_config=self._client.create_host_config(
-                **_host_config(self.limits, self._podman), runtime=self._runtime
+                **self._dialect.host_config(self.limits, user), runtime=self._runtime
             ),
         )
         return str(created["Id"])
@@ -223,34 +228,6 @@ def check_runtime(information: dict[str, Any], runtime: str | None, where: str) 
             hint="install it on that host and name it in the engine's daemon.json, or leave sandbox.runtime null",
         )
     return runtime
-
-
-def _host_config(limits: Limits, podman: bool) -> dict[str, Any]:
-    def tmpfs(size_mib: int) -> str:
-        # Podman knows no owner of a tmpfs: the folder is everyone's, and there is only one user inside.
-        owned = "mode=1777" if podman else f"mode=0755,uid={USER_ID},gid={USER_ID}"
-        return f"rw,exec,nosuid,nodev,size={size_mib * MIB},{owned}"
-
-    return {
-        "network_mode": "none",
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],  # seccomp stays at the engine's default profile
-        "read_only": True,
-        "tmpfs": {WORKSPACE: tmpfs(limits.workspace_mib), "/tmp": tmpfs(limits.tmp_mib)},
-        "shm_size": limits.shm_mib * MIB,
-        "pids_limit": limits.pids,
-        "mem_limit": limits.memory_mib * MIB,
-        "memswap_limit": limits.memory_mib * MIB,
-        "nano_cpus": int(limits.cpus * 1e9),
-        "ulimits": [
-            Ulimit(name="fsize", soft=limits.file_mib * MIB, hard=limits.file_mib * MIB),
-            Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
-            Ulimit(name="core", soft=0, hard=0),
-        ],
-        "log_config": {"type": "none"},
-        "auto_remove": True,
-        "privileged": False,
-    }
 
 
 def list_containers(client: docker.APIClient) -> list[dict[str, Any]]:

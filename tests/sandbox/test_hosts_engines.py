@@ -1,4 +1,4 @@
-"""Two real Docker engines as one sandbox, one of them in another network over TLS; and one of them killed in mid-run."""
+"""Two real Docker engines as one sandbox, one of them in another network over TLS; one is killed in mid-run."""
 
 from __future__ import annotations
 
@@ -180,6 +180,12 @@ def two_calls() -> Callable[[str], tuple[InlineWorkspace, tuple[ToolCall, ...]]]
     return make
 
 
+def use_until_refused(hosts: HostPool) -> None:
+    for _ in range(20):
+        with hosts.lease() as lease:
+            assert lease.exec(ExecRequest(argv=("true",))).status == "infra"
+
+
 def test_all_hosts_gone_is_said_in_time_and_nothing_hangs(two: Two) -> None:
     hosts = open_hosts([two.near.host], image=IMAGE, workers=1, limits=LIMITS, run_name="x")
     hosts._patience_s = 1.0
@@ -187,9 +193,7 @@ def test_all_hosts_gone_is_said_in_time_and_nothing_hangs(two: Two) -> None:
         two.near.kill()
         started = time.monotonic()
         with pytest.raises(SandboxError, match="no sandbox host is there"):
-            for _ in range(20):
-                with hosts.lease() as lease:
-                    assert lease.exec(ExecRequest(argv=("true",))).status == "infra"
+            use_until_refused(hosts)
         assert time.monotonic() - started < 15
         with pytest.raises(SandboxError, match="no sandbox host is there"):
             open_hosts([two.near.host], image=IMAGE, workers=1, limits=LIMITS, run_name="x")
