@@ -1,7 +1,8 @@
 """A Docker engine of the suite's own (floor 2): it may be killed and its disk may be filled.
 
-It has its own socket, containerd, control group and a data folder in memory of limited size; everything that it makes
-is gone after ``close``. Needs root and ``dockerd``.
+It has its own socket, containerd, control group, network namespace (without one it would remove the bridge of the
+host's engine) and a data folder in memory of limited size; everything that it makes is gone after ``close``. Needs
+root and ``dockerd``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class OwnDockerd:
 
     def __init__(self, image: str, host: str | None) -> None:
         """Start it and copy the image. Raises ``NotRunError`` where that is not possible."""
-        missing = [name for name in ("dockerd", "containerd", "mount", "umount") if shutil.which(name) is None]
+        missing = [
+            name for name in ("dockerd", "containerd", "unshare", "mount", "umount") if shutil.which(name) is None
+        ]
         if os.getuid() != 0 or missing:
             raise NotRunError(f"needs root and dockerd ({', '.join(missing) or 'not root'})")
         self.folder = Path(tempfile.mkdtemp(prefix="agentft-dockerd-"))
@@ -52,7 +55,7 @@ class OwnDockerd:
         """Start dockerd and wait until it answers."""
         for stale in (self.folder / "pid", self.folder / "exec/containerd/containerd.pid"):
             stale.unlink(missing_ok=True)
-        command = ["dockerd", "--host", self.host, "--data-root", str(self.data), "--exec-root"]
+        command = ["unshare", "--net", "dockerd", "--host", self.host, "--data-root", str(self.data), "--exec-root"]
         command += [f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--config-file", f"{self.folder}/d.json"]
         command += ["--bridge=none", "--iptables=false", "--ip-masq=false", "--cgroup-parent", self.folder.name]
         (self.folder / "d.json").write_text("{}")

@@ -99,6 +99,7 @@ class EngineSubject:
         found["mounts"] = {
             line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if "agentft-dockerd-" in line
         }
+        found["bridges"] = {name for name in os.listdir("/sys/class/net") if name.startswith("docker")}
         for folder in ("/dev/shm", "/tmp", "/var/tmp"):
             found[f"files in {folder}"] = {entry.name for entry in os.scandir(folder) if _is_ours(entry)}
         return found

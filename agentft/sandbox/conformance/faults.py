@@ -280,7 +280,8 @@ def nothing_left(stage: Stage) -> Seen:
 
     def left() -> list[str]:
         now = subject.traces()
-        return [f"{kind}: {name}" for kind, names in now.items() for name in names - subject.before[kind]]
+        more = [f"{kind}: {name}" for kind, names in now.items() for name in names - subject.before[kind]]
+        return more + [f"bridge {name} is lost" for name in subject.before["bridges"] - now["bridges"]]
 
     found, _ = gone(left, 8)
     return Seen(not found, "; ".join(found[:5]) or f"{len(subject.before)} kinds as before")
