@@ -71,6 +71,7 @@ class Container:
         self._wire, self._kill, self._env, self.limits, self.name = wire, kill, env, limits, name
         self._ended_for_memory = ended_for_memory
         self.uses = 0  # sessions that had it
+        self.companions: list[Container] = []  # end with this one (services that it talks to)
         self.broken: str | None = None  # why no further call is possible
         self.hit_limits = False  # memory or processes ran out: this session may go on, the next gets another container
 
@@ -126,6 +127,8 @@ class Container:
         self.broken = self.broken or "closed"
         self._wire.close()
         self._kill()
+        for companion in self.companions:
+            companion.close()
 
     @property
     def reusable(self) -> bool:
@@ -141,7 +144,7 @@ class Container:
         try:
             answer, payload = self._wire.request(header, body, deadline=deadline, max_body=max_body)
         except SandboxError as error:
-            self.broken = error.what
+            self.broken = self.broken or error.what  # closed from another thread: that stays the reason
             self._kill()
             raise SandboxError(error.what, where=self.name, got=error.got) from error
         if "error" in answer:

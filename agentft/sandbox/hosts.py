@@ -30,7 +30,7 @@ from typing import Literal
 from agentft.errors import SandboxError
 from agentft.sandbox.base import HostAwayError, Lease, Limits
 from agentft.sandbox.pool import LEASE_TIMEOUT_S, Reuse
-from agentft.sandbox.sites import DockerSite, Site, check_same_image
+from agentft.sandbox.sites import CLOSED, DockerSite, Site, check_same_image
 
 MOST_FAILURES = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -209,7 +209,7 @@ class HostPool:
 
     def _release(self, host: _Host, place: _Open, lease: Lease) -> None:
         broken = None if getattr(lease, "hit_limits", False) else getattr(lease, "broken", None)
-        if broken is not None and not self._closed:
+        if broken not in (None, CLOSED) and not self._closed:
             self._failed(host, place, SandboxError(str(broken), where=host.name))
         with self._changed:
             place.held -= 1

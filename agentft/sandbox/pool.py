@@ -72,6 +72,7 @@ class Pool:
         """``reuse="never"``: every session gets a container that no other session had."""
         self._engine, self._reuse = engine, reuse
         self.image_digest, self.limits, self.workers = engine.image_digest, engine.limits, workers
+        self.recipe = str(getattr(engine, "recipe", ""))  # how the image was made, where the engine knows
         self._ready: queue.Queue[Container | SandboxError] = queue.Queue()
         self._alive: set[Container] = set()
         self._lock = threading.Lock()

@@ -14,6 +14,9 @@ from agentft.errors import SandboxError
 from agentft.sandbox.base import Lease, Limits
 from agentft.sandbox.pool import Pool, Reuse
 
+CLOSED = "closed"
+"""Why a container is broken that we ended ourselves (``Container.close``): not a failure of the host."""
+
 log = logging.getLogger(__name__)
 
 
