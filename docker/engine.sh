@@ -42,6 +42,11 @@ missing=()
 answers || command -v dockerd >/dev/null || missing+=(docker.io)
 command -v debootstrap >/dev/null || missing+=(debootstrap)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
+if [ "${CI:-}" = true ]; then  # tests of several hosts and of Podman must not be skipped there
+    command -v ip >/dev/null || missing+=(iproute2)
+    command -v podman >/dev/null || missing+=(podman)
+    command -v newuidmap >/dev/null || missing+=(uidmap)
+fi
 command -v npm >/dev/null || missing+=(npm)
 if [ ${#missing[@]} -gt 0 ] && can_install; then
     echo "engine: installing ${missing[*]} with apt-get"
