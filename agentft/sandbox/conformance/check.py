@@ -19,19 +19,31 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from agentft.errors import AgentFTError
-from agentft.sandbox.base import ExecRequest, ExecResult, Lease, Limits
+from agentft.sandbox.base import ExecRequest, ExecResult, Limits
 
 Verdict = Literal["held", "BROKEN", "not promised", "not run"]
 SECRET_VARIABLE = "AGENTFT_CHECK_SECRET"
 DEFAULT_TIMEOUT_S = 15.0
 
 
-class Box(Lease, Protocol):
-    """One sandbox: a lease that can be ended, and that knows whether another session may have it."""
+class Box(Protocol):
+    """One sandbox, as far as the suite needs it (``base.Lease`` says what each operation is)."""
 
     @property
     def reusable(self) -> bool:
         """Whether ``reset`` is enough for the next session."""
+
+    def exec(self, request: ExecRequest) -> ExecResult:
+        """Run one command; never raises for what the program does."""
+
+    def read_file(self, path: str, max_bytes: int = 1_000_000) -> bytes:
+        """Return a regular file of the workspace; ``OSError`` if it is refused or longer."""
+
+    def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Create or replace files of the workspace; ``OSError`` if one is refused."""
+
+    def reset(self) -> None:
+        """Make it clean for the next session."""
 
     def close(self) -> None:
         """End it. Idempotent."""

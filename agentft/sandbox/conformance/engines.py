@@ -22,6 +22,7 @@ from agentft.sandbox.container import Container, Engine
 
 LIMITS = Limits(timeout_s=10, memory_mib=256, pids=64, workspace_mib=16, tmp_mib=16, shm_mib=4, file_mib=8)
 RUN_LABEL = "agentft.run"
+WITHOUT_CONTROL_GROUPS = " without control groups"
 FIRST_USER_ID = 10001  # sandboxes run as this user or one with a higher number
 
 
@@ -53,6 +54,8 @@ class EngineSubject:
             self._client = connect(host)
         parts = self._client.version().get("Components") or () if self._client else ()
         self.name = "podman" if any("Podman" in part["Name"] for part in parts) else backend
+        if getattr(self.engine, "gaps", ()):  # it said what it cannot enforce
+            self.name += WITHOUT_CONTROL_GROUPS
         self.before = self.traces()
 
     def start(self) -> Container:

@@ -215,14 +215,14 @@ def devices(stage: Stage) -> Seen:
 def no_host_folders(stage: Stage) -> Seen:
     """No engine socket and no writable mount of the host: what is mounted writable is memory, of limited size."""
     code = (
-        "import os\n"
+        "import os, stat\n"
         "kinds = ('tmpfs', 'proc', 'devpts', 'mqueue')\n"
         "bad = []\n"
         "for line in open('/proc/self/mountinfo'):\n"
         "    left, _, right = line.partition(' - ')\n"
         "    target, options, kind = left.split()[4], left.split()[5], right.split()[0]\n"
         "    writable = 'rw' in options.split(',') and kind not in kinds\n"
-        "    if writable and not (target.startswith('/dev/') and not os.path.isdir(target)): bad.append(target)\n"
+        "    if writable and not stat.S_ISCHR(os.stat(target).st_mode): bad.append(target)\n"  # /dev/null hides a file
         "for path in ('/var/run/docker.sock', '/run/docker.sock', '/run/containerd/containerd.sock', '/run/podman'):\n"
         "    if os.path.exists(path): bad.append(path)\n"
         "print(bad)"
