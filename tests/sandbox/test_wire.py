@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentft.errors import SandboxError
+from agentft.sandbox.base import ExecRequest, Limits
+from agentft.sandbox.container import Container
 from agentft.sandbox.wire import HEADER, Wire
 
 
@@ -108,3 +110,27 @@ def test_a_peer_that_does_not_read_cannot_hold_the_host(ends: tuple[socket.socke
     with pytest.raises(SandboxError, match="broke while a request was sent"):
         wire.request({"op": "write"}, b"x" * 50_000_000, deadline=time.monotonic() + 0.3, max_body=0)
     assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(("memory", "status"), [(True, "oom"), (False, "infra")])
+def test_a_sandbox_that_ends_in_a_call_is_lost_unless_memory_ended_it(
+    ends: tuple[socket.socket, socket.socket], memory: bool, status: str
+) -> None:
+    def serve() -> None:
+        ends[1].recv(1 << 16)
+        ends[1].close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    wire = Wire(ends[0], multiplexed=False)
+    box = Container(wire, Limits(), lambda: None, name="test", ended_for_memory=lambda: memory)
+    result = box.exec(ExecRequest(argv=("true",)))
+    assert (result.status, result.exit_code, box.reusable) == (status, None, False)
+    assert wire.ended
+
+
+def test_a_sandbox_that_is_late_is_lost_whatever_the_engine_says(ends: tuple[socket.socket, socket.socket]) -> None:
+    limits = Limits(grace_s=0.1)
+    box = Container(Wire(ends[0], multiplexed=False), limits, lambda: None, name="test", ended_for_memory=lambda: True)
+    result = box.exec(ExecRequest(argv=("true",), timeout_s=0.1))
+    assert (result.status, result.exit_code) == ("infra", None)
+    assert "timed out" in result.stderr
