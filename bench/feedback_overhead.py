@@ -46,10 +46,11 @@ console = wide_console()
 
 @dataclass(frozen=True)
 class Usage:
-    """Clock, processor time of this process, and busy time of all cores, in seconds."""
+    """Clock, processor time of this process and of all containers, and busy time of all cores, in seconds."""
 
     wall: float
     own_cpu: float
+    containers_cpu: float
     busy: float
 
     @classmethod
@@ -59,7 +60,17 @@ class Usage:
         with open("/proc/stat") as file:
             jiffies = [int(word) for word in file.readline().split()[1:9]]  # user nice system idle iowait irq ...
         busy = (sum(jiffies) - jiffies[3] - jiffies[4]) / os.sysconf("SC_CLK_TCK")
-        return cls(time.perf_counter(), own.ru_utime + own.ru_stime, busy)
+        return cls(time.perf_counter(), own.ru_utime + own.ru_stime, containers_cpu_s(), busy)
+
+
+def containers_cpu_s() -> float:
+    """Return what the engine's control groups have used, in seconds; 0 where they are not to be seen."""
+    root = Path("/sys/fs/cgroup")
+    first = root / "cpuacct" / "docker" / "cpuacct.usage"
+    if first.exists():
+        return int(first.read_text()) / 1e9
+    stats = [*root.glob("system.slice/docker-*.scope/cpu.stat"), *root.glob("docker/cpu.stat")]
+    return sum(int(path.read_text().split()[1]) for path in stats) / 1e6
 
 
 class StepClock(Callback):
@@ -114,8 +125,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=16, help="containers kept warm")
     parser.add_argument("--prefetch", type=int, default=4, help="feedback.recorded.prefetch_batches")
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="torch threads")
-    parser.add_argument("--steps", type=int, default=24, help="steps of a run that count")
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each kind")
+    parser.add_argument("--steps", type=int, default=16, help="steps of a run that count")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each kind")
     parser.add_argument("--quick", action="store_true", help="few steps: a smoke run")
     parser.add_argument("--json", type=Path, default=RESULTS / "feedback_overhead.json", help="where the figures go")
     options = parser.parse_args()
@@ -126,7 +137,7 @@ def _options() -> argparse.Namespace:
 
 def _train(kind: str, turn: int, folder: Path, options: argparse.Namespace, samples: Samples) -> None:
     """Train once; add the samples of the steps behind the first ``prefetch`` ones."""
-    first = 1 + options.prefetch
+    first = 1 + (0 if kind == "synchronous" else options.prefetch)
     steps = options.steps if kind != "synchronous" else max(4, options.steps // 4)
     name = f"{kind}-{turn}"
     config = load(
@@ -153,7 +164,8 @@ def _train(kind: str, turn: int, folder: Path, options: argparse.Namespace, samp
     for before, after in pairwise(marks):
         samples.add(f"{kind}/step_s", after.wall - before.wall)
         samples.add(f"{kind}/own_cpu_s", after.own_cpu - before.own_cpu)
-    samples.add(f"{kind}/other_cpu_s", _others(marks[0], marks[-1]) / (len(marks) - 1))
+        samples.add(f"{kind}/containers_cpu_s", after.containers_cpu - before.containers_cpu)
+        samples.add(f"{kind}/busy_s", after.busy - before.busy)
     if run.feedback is not None:
         summary = run.feedback.summary()["sandbox"]
         samples.add(f"{kind}/waited_s", run.feedback.executions.wait_s)
@@ -161,11 +173,6 @@ def _train(kind: str, turn: int, folder: Path, options: argparse.Namespace, samp
         lost = summary["executions"] - summary["by_status"].get("ok", 0)
         if lost:
             raise AgentFTError("executions went wrong", got=summary["by_status"], expected="all of them ok")
-
-
-def _others(first: Usage, last: Usage) -> float:
-    """Return the processor time that everything but this process used: sandbox, engine, whatever else runs."""
-    return (last.busy - first.busy) - (last.own_cpu - first.own_cpu)
 
 
 def _limits(samples: Samples, options: argparse.Namespace) -> dict[str, float]:
@@ -180,7 +187,7 @@ def _limits(samples: Samples, options: argparse.Namespace) -> dict[str, float]:
 
 
 def _show(samples: Samples, limits: dict[str, float], options: argparse.Namespace) -> None:
-    table = Table("run", "step, ms", "/ off", "mean, ms", "first steps, s", "waited, s", "own CPU", "other CPU")
+    table = Table("run", "step, ms", "/ off", "mean, ms", "first steps, s", "waited, s", "trainer", "containers", "all")
     table.title, table.title_justify = f"Step time with tools of {options.tool_s:g} s (median [95 %])", "left"
     for kind in KINDS:
         mean = _mean(samples, f"{kind}/step_s")
@@ -191,12 +198,12 @@ def _show(samples: Samples, limits: dict[str, float], options: argparse.Namespac
             f"{mean * 1000:.0f}",
             f"{samples.quantile(f'{kind}/first_steps_s').value:.1f}",
             f"{samples.quantile(f'{kind}/waited_s').value:.1f}" if f"{kind}/waited_s" in samples else "-",
-            f"{_mean(samples, f'{kind}/own_cpu_s') / mean:.2f} cores",
-            f"{_mean(samples, f'{kind}/other_cpu_s') / mean:.2f} cores",
+            *(f"{_mean(samples, f'{kind}/{who}') * 1000:.0f}" for who in ("own_cpu_s", "containers_cpu_s", "busy_s")),
         )
     console.print(table)
     console.print(
-        f"{options.threads} torch threads, {machine()['cores']} cores; other CPU: sandbox, engine, other work"
+        "trainer, containers, all: processor time of a step in ms; all: with the engine and whatever else runs. "
+        f"{options.threads} torch threads on {machine()['cores']} cores."
     )
     busy, step = limits["tools_of_a_batch_s"], limits["step_s"]
     if busy > step:

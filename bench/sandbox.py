@@ -240,8 +240,6 @@ def _gates(samples: Samples, peers: bool) -> list[Gate]:
     for path in (*documented.values(), EXEC, RUN):
         for program in PROGRAMS:
             gates.append(Gate(f"{path}, {program} / ours", _slower(samples, path, program), 5, "higher"))
-    if peers:  # its call without a shell: the start of the program alone would be a fifth of it
-        gates.append(Gate("SWE-ReX execute, true / ours", _slower(samples, "SWE-ReX execute", "true"), 5, "higher"))
     return gates
 
 

@@ -94,6 +94,12 @@ class Gate:
             return False
         return self.value <= self.target if self.better == "lower" else self.value >= self.target
 
+    def show(self) -> str:
+        """Return the value for a table."""
+        if self.value is None:
+            return "not measured"
+        return f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.3g}"
+
     def to_json(self) -> dict[str, Any]:
         """Return {name, value, target, better, ok}."""
         return {"name": self.name, "value": self.value, "target": self.target, "better": self.better, "ok": self.ok}
@@ -120,7 +126,13 @@ def report(gates: Sequence[Gate], samples: Samples, context: dict[str, Any], pat
     table = Table("gate", "measured", "target", "", title="Gates", title_justify="left")
     for gate in gates:
         sign = "≤" if gate.better == "lower" else "≥"
-        shown = "not measured" if gate.value is None else f"{gate.value:.3g}"
+        shown = (
+            "not measured"
+            if gate.value is None
+            else f"{gate.value:,.0f}"
+            if gate.value >= 1000
+            else f"{gate.value:.3g}"
+        )
         table.add_row(gate.name, shown, f"{sign} {gate.target:g}", "[green]pass[/]" if gate.ok else "[red]FAIL[/]")
     console = wide_console()
     console.print(table)
