@@ -211,6 +211,7 @@ class RunConfig:
     runs_dir: str = "runs"  # folder of all runs
     overwrite: bool = False  # remove an earlier run of this name first; without it such a run is refused
     seed: int = 17  # of initialisation, order and sampling
+    tools: list[str] = field(default_factory=list)  # YAML files of tools of your own, beside the 18 built-in ones
     text: TextConfig = field(default_factory=TextConfig)  # how a session becomes tokens
     model: ModelConfig = field(default_factory=ModelConfig)  # the backbone
     data: DataConfig = field(default_factory=DataConfig)  # shards and batches

@@ -88,8 +88,10 @@ def _sections(config: str | None) -> tuple[TextConfig, FeedbackPositionsConfig]:
     if config is None:
         return TextConfig(), FeedbackPositionsConfig()
     from agentft.config.load import load
+    from agentft.config.tools import use_tools
 
     run = load(config)
+    use_tools(run.tools)
     return run.text, run.model.feedback_positions
 
 

@@ -7,7 +7,7 @@ text configuration made, stating both sides.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ class ShardMeta(_Strict):
     tokenizer_sha256: str
     vocab_size: int
     tools: list[str]
+    user_tools: dict[str, str] = {}
     groups: int
     holdout: list[str]
     splits: dict[Split, SplitMeta]
@@ -104,6 +105,7 @@ def check_fingerprint(
     text: TextConfig,
     positions: FeedbackPositionsConfig,
     tools: Sequence[str],
+    user_tools: Mapping[str, str] | None = None,
     where: str = META_NAME,
 ) -> None:
     """Refuse shards that were made differently from what the run would make now.
@@ -116,6 +118,7 @@ def check_fingerprint(
         "template_version": template_version,
         "tokenizer_sha256": tokenizer_sha256,
         "tools": list(tools),
+        "user_tools": dict(user_tools or {}),
     }
     run |= {f"text.{key}": value for key, value in asdict(text).items()}
     run |= {f"model.feedback_positions.{key}": value for key, value in asdict(positions).items()}
@@ -124,6 +127,7 @@ def check_fingerprint(
         "template_version": meta.template_version,
         "tokenizer_sha256": meta.tokenizer_sha256,
         "tools": meta.tools,
+        "user_tools": meta.user_tools,
     }
     shards |= {f"text.{key}": value for key, value in meta.text.items()}
     shards |= {f"model.feedback_positions.{key}": value for key, value in meta.positions.items()}

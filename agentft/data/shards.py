@@ -40,7 +40,8 @@ from agentft.text.vocab import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from agentft.tools.builtin import BUILTIN_TOOLS
+from agentft.tools import TOOL_INDEX
+from agentft.tools.user import specs, user_specs
 
 if TYPE_CHECKING:
     from streaming import MDSWriter
@@ -111,7 +112,7 @@ def write_shards(
             unreadable, rejected = fill(buckets, sessions, holdout, val_share)
             made_by = _tokenizer(tokenizer, vocab_size, buckets, text)
             save_tokenizer(made_by, partial / TOKENIZER_NAME)
-            renderer = Renderer(Vocab.of(made_by), text, positions, BUILTIN_TOOLS)
+            renderer = Renderer(Vocab.of(made_by), text, positions, specs())
             splits, dropped = _write_splits(partial, buckets, renderer, rejected, progress)
             meta = _meta(text, positions, made_by, holdout, splits, dropped, len(rejected))
             shutil.rmtree(buckets.folder)
@@ -157,7 +158,8 @@ def _meta(
         positions=asdict(positions),
         tokenizer_sha256=tokenizer_fingerprint(tokenizer),
         vocab_size=len(tokenizer),
-        tools=[tool.name for tool in BUILTIN_TOOLS],
+        tools=list(TOOL_INDEX),
+        user_tools=user_specs(),
         groups=GROUPS,
         holdout=sorted(holdout),
         splits=splits,

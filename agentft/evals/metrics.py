@@ -12,7 +12,7 @@ from torchmetrics.functional.classification import binary_auroc, multilabel_f1_s
 from agentft.etai import INTENTS
 from agentft.evals import baselines
 from agentft.evals.facts import SessionFacts, StepFacts, known_runs, known_tool_steps
-from agentft.tools import BUILTIN_TOOLS, TOOL_INDEX
+from agentft.tools import TOOL_INDEX
 
 StepKey = tuple[str, int]
 """(session id, step number)."""
@@ -121,7 +121,7 @@ def tool_accuracy(
         value=fmean(said.tools[_key(step)] == TOOL_INDEX[step.tool] for step in steps),
         count=len(steps),
         baselines={
-            "chance": 1 / len(BUILTIN_TOOLS),
+            "chance": 1 / len(TOOL_INDEX),
             "majority": share(baselines.majority_tool(train, steps)),
             "bigram": share(baselines.bigram_tool(train, steps)),
             "bigram_exit": share(baselines.bigram_exit_tool(train, steps)),

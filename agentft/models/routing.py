@@ -88,18 +88,19 @@ class ToolRouter:
     """Intents and workspace → route.
 
     Args:
-        tools: Names of all tools, in the order of the tool head.
+        tools: Names of all tools, in the order of the tool head; left out, those that the process works with.
         rules: Rule of each intent.
         threshold: Probability from which an intent is active.
     """
 
     def __init__(
         self,
-        tools: Iterable[str] = tuple(TOOL_INDEX),
+        tools: Iterable[str] | None = None,
         rules: Mapping[str, IntentRule] = INTENT_RULES,
         threshold: float = 0.5,
     ) -> None:
-        self.tools, self.rules, self.threshold = tuple(tools), rules, threshold
+        self.tools = tuple(TOOL_INDEX if tools is None else tools)
+        self.rules, self.threshold = rules, threshold
 
     def route(self, intents: Mapping[str, float] | Iterable[str], state: WorkspaceState | None = None) -> Route:
         """Return the route of ``intents`` (names, or name → probability). Without an active intent all is allowed."""

@@ -1,4 +1,4 @@
-"""Runs the built-in tools for real (floor 2): one ``ToolCall`` on one lease → one ``ExecResult``.
+"""Runs tools for real, built in or the user's (floor 2): one ``ToolCall`` on one lease → one ``ExecResult``.
 
     with sandbox.lease() as lease:
         lease.write_files({"add.py": b"..."})
@@ -21,7 +21,8 @@ from agentft.sandbox.base import ExecResult, Lease
 from agentft.sandbox.container import infra
 from agentft.sandbox.execute_base import EXIT_FAILED, EXIT_USAGE, TOOL_ENV, Tool, message
 from agentft.sandbox.execute_programs import PROGRAM_TOOLS, PYTEST
-from agentft.tools import ToolCall
+from agentft.sandbox.execute_user import run_user_tool
+from agentft.tools import USER_TOOLS, ToolCall
 from agentft.tools.check import check_call
 
 __all__ = ["PYTEST", "READ_ONLY_TOOLS", "TOOL_ENV", "run_tool"]
@@ -47,7 +48,10 @@ def run_tool(lease: Lease, call: ToolCall) -> ExecResult:
         return message(EXIT_USAGE, stderr=problem)
     started = time.monotonic()
     try:
-        result = _TOOLS[call.name](lease, call.args)
+        if call.name in USER_TOOLS:
+            result = run_user_tool(lease, USER_TOOLS[call.name], call.args)
+        else:
+            result = _TOOLS[call.name](lease, call.args)
     except OSError as error:
         result = message(EXIT_FAILED, stderr=f"{error.filename or 'workspace'}: {error.strerror or error}")
     except SandboxError as error:

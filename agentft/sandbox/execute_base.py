@@ -39,9 +39,11 @@ _STOPPED = {
 }
 
 
-def run_program(lease: Lease, argv: tuple[str, ...]) -> ExecResult:
+def run_program(
+    lease: Lease, argv: tuple[str, ...], *, stdin: bytes = b"", timeout_s: float | None = None
+) -> ExecResult:
     """Run a program; its text is normalised, and a limit that ended it is said in words at the end of ``stderr``."""
-    result = lease.exec(ExecRequest(argv=argv, env=TOOL_ENV))
+    result = lease.exec(ExecRequest(argv=argv, env=TOOL_ENV, stdin=stdin, timeout_s=timeout_s))
     stderr = normalise(result.stderr)
     if result.status in _STOPPED:
         stderr += ("" if not stderr or stderr.endswith("\n") else "\n") + _STOPPED[result.status] + "\n"

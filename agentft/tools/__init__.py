@@ -2,5 +2,17 @@
 
 from agentft.tools.builtin import BUILTIN_TOOLS, TOOL_INDEX, TOOLS
 from agentft.tools.spec import FormatError, Parameter, ToolCall, ToolSpec
+from agentft.tools.user import USER_TOOLS, Service, UserTool
 
-__all__ = ["BUILTIN_TOOLS", "TOOLS", "TOOL_INDEX", "FormatError", "Parameter", "ToolCall", "ToolSpec"]
+__all__ = [
+    "BUILTIN_TOOLS",
+    "TOOLS",
+    "TOOL_INDEX",
+    "USER_TOOLS",
+    "FormatError",
+    "Parameter",
+    "Service",
+    "ToolCall",
+    "ToolSpec",
+    "UserTool",
+]

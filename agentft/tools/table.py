@@ -1,18 +1,9 @@
-"""The verb ``agentft tools`` (floor 0): every tool in one table, on the terminal, as JSON, or as docs/tools.md.
-
-agentft tools                       # the built-in ones
-agentft tools yamls/tools/sql.yaml  # and those of a file of user tools
-agentft tools --markdown > docs/tools.md
-"""
+"""Every tool in one table (floor 0): as text, as JSON, or as docs/tools.md. ``agentft tools`` shows it."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from agentft.errors import EXIT_OK
-from agentft.tools.builtin import BUILTIN_TOOLS
 from agentft.tools.spec import ToolSpec
 
 COLUMNS = ("tool", "what it does", "arguments", "repeats", "runs code", "result fields", "needs")
@@ -27,18 +18,6 @@ Row n of this table is row n of the tool head. Made by `agentft tools --markdown
 - `failures` holds {test, message, file, line} of the first 20 failed tests, `error_location` {file, line}.
 
 """
-
-
-def command(arguments: argparse.Namespace) -> int:
-    """Print the table."""
-    specs: Sequence[ToolSpec] = BUILTIN_TOOLS
-    if arguments.json:
-        print(json.dumps([as_object(spec) for spec in specs]))
-    elif arguments.markdown:
-        print(markdown(specs), end="")
-    else:
-        _show(specs)
-    return EXIT_OK
 
 
 def markdown(specs: Iterable[ToolSpec]) -> str:
@@ -76,9 +55,9 @@ def _row(spec: ToolSpec) -> list[str]:
     ]
 
 
-def _show(specs: Iterable[ToolSpec]) -> None:
-    for spec in specs:
-        facts = ["repeats" if spec.deterministic else "does not repeat", *(["runs code"] if spec.runs_code else [])]
-        facts += [f"needs {' or '.join(spec.needs)}"] if spec.needs else []
-        print(f"{spec.usage()}\n    {spec.description}\n    {', '.join(facts)}")
-        print(f"    result: {', '.join(spec.fields)}" if spec.fields else "    result: the output alone")
+def plain(spec: ToolSpec) -> str:
+    """Return a few lines for the terminal."""
+    facts = ["repeats" if spec.deterministic else "does not repeat", *(["runs code"] if spec.runs_code else [])]
+    facts += [f"needs {' or '.join(spec.needs)}"] if spec.needs else []
+    result = f"result: {', '.join(spec.fields)}" if spec.fields else "result: the output alone"
+    return f"{spec.usage()}\n    {spec.description}\n    {', '.join(facts)}\n    {result}"

@@ -39,7 +39,8 @@ from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_mo
 from agentft.sandbox.base import Executor, Limits
 from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
-from agentft.tools import BUILTIN_TOOLS
+from agentft.tools import TOOL_INDEX, USER_TOOLS
+from agentft.tools.user import specs, user_specs
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
 
@@ -127,10 +128,11 @@ def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: 
         template_version=TEMPLATE_VERSION,
         text=config.text,
         positions=positions,
-        tools=[tool.name for tool in BUILTIN_TOOLS],
+        tools=list(TOOL_INDEX),
+        user_tools=user_specs(),
         where=config.data.shards,
     )
-    return Renderer(Vocab.of(tokenizer), config.text, positions, BUILTIN_TOOLS)
+    return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
 
 
 def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentModel:
@@ -151,7 +153,7 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
     return build_agent_model(
         config.model,
         vocab_size=len(tokenizer),
-        tools=[tool.name for tool in BUILTIN_TOOLS],
+        tools=list(TOOL_INDEX),
         seed=config.seed,
         entropy_bonus=config.feedback.reward.entropy_bonus if config.feedback.backend != "off" else 0.0,
         new_token_ids=new_ids,
@@ -210,12 +212,15 @@ def build_executor(config: RunConfig) -> Executor:
     from agentft.sandbox.executor import LiveExecutor
     from agentft.sandbox.hosts import open_hosts
     from agentft.sandbox.pool import open_sandbox
+    from agentft.sandbox.services import open_with_tools
 
     backend, sandbox = config.feedback.backend, config.sandbox
     assert backend != "off"
     limits = Limits(timeout_s=sandbox.timeout_s, memory_mib=sandbox.memory_mib, pids=sandbox.pids, cpus=sandbox.cpus)
     pool = open_sandbox if not sandbox.hosts else partial(open_hosts, sandbox.hosts, tls=sandbox.tls)
-    opened = pool(
+    opened = open_with_tools(
+        pool,
+        USER_TOOLS.values(),
         backend=backend,
         image=sandbox.image,
         workers=sandbox.workers,

@@ -15,18 +15,21 @@ from pathlib import Path
 from agentft.config.checks import Problem
 from agentft.config.load import InvalidConfigError, load
 from agentft.config.schema import RunConfig
+from agentft.config.tools import read_tools, use_tools
 from agentft.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from agentft.schedules import check_schedule
 
 
 def load_run_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a YAML for this process group (``WORLD_SIZE`` of the environment).
+    """Load a YAML for this process group (``WORLD_SIZE`` of the environment); its tools become those of the process.
 
     Raises:
         InvalidConfigError: with everything that is wrong.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    return load(path, overrides, world_size=world_size, more_checks=_check_schedules)
+    config = load(path, overrides, world_size=world_size, more_checks=_more_checks)
+    use_tools(config.tools)
+    return config
 
 
 def validate(arguments: argparse.Namespace) -> int:
@@ -43,6 +46,25 @@ def validate(arguments: argparse.Namespace) -> int:
     else:
         print(f"{arguments.config} is a valid {config.stage} run: {config.run_name}, {config.train.duration}")
     return EXIT_OK
+
+
+def _more_checks(config: RunConfig) -> Iterator[Problem]:
+    yield from _check_schedules(config)
+    yield from _check_tools(config)
+
+
+def _check_tools(config: RunConfig) -> Iterator[Problem]:
+    tools, problems = read_tools(config.tools)
+    for error in problems:
+        what = f"{error.where}: {error.what}"
+        yield Problem(keys=("tools",), what=what, got=error.got, expected=error.expected, hint=error.hint)
+    apart = [tool.spec.name for tool in tools if tool.image is not None or tool.service is not None]
+    if apart and config.feedback.backend == "local":
+        what = f"{', '.join(apart)}: tools with containers of their own need Docker"
+        yield Problem(keys=("tools", "feedback.backend"), what=what, got="local", expected="docker, replay or off")
+    if apart and config.sandbox.hosts and config.feedback.backend == "docker":
+        what = f"{', '.join(apart)}: tools with containers of their own run on this machine's engine only"
+        yield Problem(keys=("tools", "sandbox.hosts"), what=what, got=config.sandbox.hosts, expected="no hosts")
 
 
 def _check_schedules(config: RunConfig) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from agentft.config.load import load
 from agentft.config.schema import RunConfig
+from agentft.config.tools import use_tools
 from agentft.data.meta import TOKENIZER_NAME, load_meta
 from agentft.data.read import read_samples
 from agentft.errors import ConfigError, DataError
@@ -55,6 +56,7 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
     if not (run / "config.yaml").is_file():
         raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
     config = load(run / "config.yaml")
+    use_tools(config.tools)
     model = load_model(run / "model")
     train = [session_of(sample["record"]) for sample in read_samples(config.data.shards, config.data.train_split)]
     samples = list(read_samples(config.data.shards, split))
