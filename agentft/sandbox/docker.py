@@ -157,13 +157,10 @@ class DockerEngine:
             return False
         return True
 
-    def start(self, network: str | None = None) -> Container:
-        """Create, attach, start, and wait for the runner's greeting.
-
-        ``network``: None for none at all (a loopback device), or ``container:ID`` to share that of another sandbox.
-        """
+    def start(self) -> Container:
+        """Create, attach, start, and wait for the runner's greeting."""
         with boundary("a sandbox container could not be started", error=SandboxError, hint=ENGINE_HINT):
-            identity = self._create(network)
+            identity = self._create()
             remove = functools.partial(self._remove, identity)
             try:
                 wire = Wire(self._attach(identity), multiplexed=True)
@@ -179,22 +176,21 @@ class DockerEngine:
         """Close the connections to the engine."""
         self._client.close()
 
-    def _create(self, network: str | None) -> str:
+    def _create(self) -> str:
         user = self._dialect.user()
         created = self._client.create_container(
             self._image_id,
             entrypoint=runner_command(self._dialect.runner_config(self.limits)),
             command=[],
             user=f"{user}:{user}",
-            hostname="sandbox" if network is None else None,  # it has that of whose network it shares
+            hostname="sandbox",
             stdin_open=True,  # with attach: closed when we hang up
             environment=dict(BASE_ENV),
             working_dir="/",
             labels=self._labels,
-            network_disabled=network is None,
+            network_disabled=True,
             host_config=self._client.create_host_config(
-                **(self._dialect.host_config(self.limits, user) | {"network_mode": network or "none"}),
-                runtime=self._runtime,
+                **self._dialect.host_config(self.limits, user), runtime=self._runtime
             ),
         )
         return str(created["Id"])
@@ -241,9 +237,9 @@ def list_containers(client: docker.APIClient) -> list[dict[str, Any]]:
 
 def remove_leftovers(client: docker.APIClient, *, everything: bool = False) -> list[str]:
     """Remove containers whose owner is dead (or all of them); return their ids."""
-    removed = []
+    removed, here = [], not client.base_url.startswith("https:")
     for entry in list_containers(client):
-        if everything or owner.is_dead(entry["Labels"]):
+        if everything or owner.is_dead(entry["Labels"], here=here):
             with contextlib.suppress(APIError):
                 client.remove_container(entry["Id"], force=True, v=True)
                 removed.append(str(entry["Id"])[:12])

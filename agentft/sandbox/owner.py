@@ -27,12 +27,16 @@ def labels(run_name: str) -> dict[str, str]:
     }
 
 
-def is_dead(of: Mapping[str, str]) -> bool:
-    """Whether the owner named by these labels is known to be gone; False where this machine cannot know."""
+def is_dead(of: Mapping[str, str], *, here: bool = True) -> bool:
+    """Whether the owner named by these labels is known to be gone; False where this machine cannot know.
+
+    ``here``: the engine serves this machine alone. On an engine that several machines share, another boot of a machine
+    of this name may be another machine of the same name, and its owner alive.
+    """
     if of.get("agentft.host") != socket.gethostname():
         return False
     if of.get("agentft.boot") != boot_id():
-        return True
+        return here
     if of.get("agentft.pid_namespace") != os.readlink("/proc/self/ns/pid"):
         return False
     pid = of.get("agentft.pid", "")
