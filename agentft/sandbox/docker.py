@@ -157,10 +157,13 @@ class DockerEngine:
             return False
         return True
 
-    def start(self) -> Container:
-        """Create, attach, start, and wait for the runner's greeting."""
+    def start(self, network: str | None = None) -> Container:
+        """Create, attach, start, and wait for the runner's greeting.
+
+        ``network``: None for none at all (a loopback device), or ``container:ID`` to share that of another sandbox.
+        """
         with boundary("a sandbox container could not be started", error=SandboxError, hint=ENGINE_HINT):
-            identity = self._create()
+            identity = self._create(network)
             remove = functools.partial(self._remove, identity)
             try:
                 wire = Wire(self._attach(identity), multiplexed=True)
@@ -176,21 +179,22 @@ class DockerEngine:
         """Close the connections to the engine."""
         self._client.close()
 
-    def _create(self) -> str:
+    def _create(self, network: str | None) -> str:
         user = self._dialect.user()
         created = self._client.create_container(
             self._image_id,
             entrypoint=runner_command(self._dialect.runner_config(self.limits)),
             command=[],
             user=f"{user}:{user}",
-            hostname="sandbox",
+            hostname="sandbox" if network is None else None,  # it has that of whose network it shares
             stdin_open=True,  # with attach: closed when we hang up
             environment=dict(BASE_ENV),
             working_dir="/",
             labels=self._labels,
-            network_disabled=True,
+            network_disabled=network is None,
             host_config=self._client.create_host_config(
-                **self._dialect.host_config(self.limits, user), runtime=self._runtime
+                **(self._dialect.host_config(self.limits, user) | {"network_mode": network or "none"}),
+                runtime=self._runtime,
             ),
         )
         return str(created["Id"])
