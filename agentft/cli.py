@@ -130,6 +130,7 @@ def _add_sandbox_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     _json_flag(p)
     p = _verb(actions, "clean", "agentft.sandbox.commands:clean", "Remove containers whose run has ended.")
     p.add_argument("--all", action="store_true", help="also those of runs that are alive (asks, or --yes)")
+    p.add_argument("--cache", metavar="FOLDER", help="remove the results kept in a run's or a shared folder instead")
     p.add_argument("--yes", action="store_true")
     _json_flag(p)
 

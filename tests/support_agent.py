@@ -9,7 +9,7 @@ import builtins
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +23,9 @@ from agentft.etai import INTENTS, InlineWorkspace, Session, TraceStep, Workspace
 from agentft.models import rotary
 from agentft.models.agent_model import AgentModel
 from agentft.models.heads import AgentHeads
-from agentft.sandbox.base import ExecResult
+from agentft.sandbox.base import ExecResult, Verdict
+from agentft.sandbox.grader import named_files
+from agentft.sandbox.restore import restore
 from agentft.text.render import Renderer, session_texts
 from agentft.text.vocab import Vocab, train_tokenizer
 from agentft.tools import TOOLS, ToolCall
@@ -58,6 +60,15 @@ def run_call(files: dict[str, str], call: ToolCall) -> ExecResult:
     return ExecResult(status="nonzero", exit_code=2, stderr=f"{call.name} is not here")
 
 
+def judge(before: dict[str, str], after: dict[str, str], verdict: ToolCall) -> ExecResult:
+    """Run the verdict on the agent's own files and the session's own tests."""
+    original = {path: text.encode() for path, text in before.items()}
+    changed = {path: text.encode() for path, text in after.items() if before.get(path) != text}
+    restored = restore(original, changed, named=named_files(verdict))
+    result = run_call({path: content.decode() for path, content in restored.files.items()}, verdict)
+    return replace(result, fields={"tampered": [one.as_dict() for one in restored.tampered]})
+
+
 class InProcessExecutor:
     """Runs calls in threads of this process. ``break_at`` may raise or change results for chosen keys."""
 
@@ -67,18 +78,30 @@ class InProcessExecutor:
         self.keys: list[str] = []
         self.closed = 0
 
-    def submit(self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
+    def submit(
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: Verdict | None = None
+    ) -> Future[list[ExecResult]]:
         with self._lock:
             self.keys.append(key)
-        return self._pool.submit(self._run, workspace, calls, key)
+        return self._pool.submit(self._run, workspace, calls, key, verdict)
 
-    def _run(self, workspace: Workspace, calls: tuple[ToolCall, ...], key: str) -> list[ExecResult]:
+    def _run(
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], key: str, verdict: Verdict | None
+    ) -> list[ExecResult]:
         broken = self._break_at(key) if self._break_at else None
         if broken is not None:
-            return broken * len(calls)
+            return broken * (len(calls) + (verdict is not None))
         assert isinstance(workspace, InlineWorkspace)
         files = dict(workspace.files)
-        return [run_call(files, call) for call in calls]
+        results, found = [], dict(files)
+        for number, call in enumerate(calls):
+            if verdict is not None and number == verdict.agent_from:
+                found = dict(files)
+            results.append(run_call(files, call))
+        return results if verdict is None else [*results, judge(found, files, verdict.call)]
+
+    def stats(self) -> dict[str, Any]:
+        return {"keys": len(self.keys)}
 
     def close(self) -> None:
         self.closed += 1

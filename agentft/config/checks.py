@@ -74,6 +74,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "feedback.recorded.prefetch_batches": f.recorded.prefetch_batches,
         "feedback.policy.every": f.policy.every,
         "feedback.probe.every": f.probe.every,
+        "sandbox.cache.mib": s.cache.mib,
         "train.threads": config.train.threads,
     }
     above_zero = {
@@ -88,6 +89,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "optimizer.final_lr": o.final_lr,
         "feedback.recorded.share": f.recorded.share,
         "feedback.max_infra_share": f.max_infra_share,
+        "sandbox.cache.verify_share": s.cache.verify_share,
     }
     for values, holds, expected in (
         (at_least_one, lambda v: v >= 1, "1 or more"),
@@ -204,6 +206,13 @@ def _check_feedback(config: RunConfig) -> Iterator[Problem]:
             keys=("feedback.reward.passed", "feedback.reward.failed"),
             what="a call that passes must be worth more than one that fails",
             got=f"passed={feedback.reward.passed}, failed={feedback.reward.failed}",
+        )
+    if config.sandbox.cache.folder and not config.sandbox.cache.mib:
+        yield Problem(
+            keys=("sandbox.cache.folder", "sandbox.cache.mib"),
+            what="sandbox.cache.folder has no effect",
+            got="sandbox.cache.mib=0, which keeps results in memory only",
+            hint="give sandbox.cache.mib a size, or leave sandbox.cache.folder null",
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name):
         yield Problem(

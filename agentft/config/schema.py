@@ -165,6 +165,15 @@ class FeedbackConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Results of deterministic calls that are not computed again. Whether they come from here changes no loss."""
+
+    folder: str | None = None  # folder on a local disk; several runs may share one; null keeps them with the run
+    mib: int = 512  # size on disk, oldest use dropped first; 0 keeps results in memory only
+    verify_share: float = 0.01  # share of the hits that are run again in the background; a difference ends the reuse
+
+
+@dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
     """The sandbox that feedback uses. Sizes in MiB, times in seconds."""
 
@@ -178,6 +187,7 @@ class SandboxConfig:
     memory_mib: int = 512  # memory limit of one container
     pids: int = 128  # processes and threads of one container
     cpus: float = 1.0  # cores of one container
+    cache: CacheConfig = field(default_factory=CacheConfig)  # results that are not computed again
 
 
 @dataclass(frozen=True, kw_only=True)

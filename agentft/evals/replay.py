@@ -4,19 +4,19 @@
     print(accuracy.value, accuracy.same_files, accuracy.count)
 
 The agent sees what the session showed before its first step, acts greedily within the grammar of a turn, and reads the
-real result of every call, as tokens. After each edit that was applied, the state is graded in one execution: the
-session's last run of code is run on it, and the files that the human changed are read. Two verdicts are kept:
+real result of every call, as tokens. After each edit that was applied, the files that the human changed are read, and
+the state is graded: the session's last run of code is run on the agent's own files and the session's own tests, in a
+container where the agent never was (``sandbox.grader``). Two verdicts are kept:
 
-* ``passed``: that run ends with exit code 0, and the agent edited no file that the run names. This is the value.
+* ``passed``: that run ends with exit code 0, and nothing that judges was tampered with. This is the value.
 * ``same_files``: every file that the human changed reads the same as the human left it (the stricter path).
 
-Sessions that cannot be executed, that edit nothing, or whose own last run does not pass, are not counted; neither is
-what a sandbox loses.
+Sessions that cannot be executed, that edit nothing, whose own last run does not pass, or in which the human changed
+what judges (tests, or a file that the last run names), are not counted; neither is what a sandbox loses.
 """
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,10 @@ from agentft.etai import ExecutionResult, Session
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating, prompt_of, sample_turns
 from agentft.models.grammar import TurnGrammar
-from agentft.sandbox.base import ExecResult, Executor
-from agentft.sandbox.calls import SessionCalls, session_calls
+from agentft.sandbox.base import ExecResult, Executor, Verdict
+from agentft.sandbox.calls import SessionCalls, last_run, session_calls
+from agentft.sandbox.grader import named_files
+from agentft.sandbox.restore import is_test
 from agentft.text.draft import Draft
 from agentft.text.render import Renderer
 from agentft.tools import TOOLS, FormatError, ToolCall
@@ -48,7 +50,8 @@ _CHANGE_NOTHING = frozenset(
 class PathAccuracy:
     """Shares over ``count`` sessions; ``lost`` of them are not counted because the sandbox failed.
 
-    ``calls`` is how many calls the agent made, ``parse_ok`` how many of them parsed, ``edits`` how many edits applied.
+    ``calls`` is how many calls the agent made, ``parse_ok`` how many of them parsed, ``edits`` how many edits applied;
+    in ``tampered`` sessions the agent changed what it is judged by, which is never a repair.
     """
 
     value: float
@@ -59,6 +62,7 @@ class PathAccuracy:
     calls: int
     parse_ok: int
     edits: int
+    tampered: int
     repaired: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,13 +143,13 @@ def _start(renderer: Renderer, session: Session) -> _Episode | None:
     if not runs or runs[-1].execution_result is None or runs[-1].execution_result.exit_code != 0:
         return None
     human = sorted({str(call.args["path"]) for call in plan.calls if call.name in _EDITS})
-    if not human:
+    test = last_run(session)
+    if not human or test is None or any(is_test(path) or path in named_files(test) for path in human):
         return None
     try:
         draft = renderer.prompt(session, 1, reserve=RESERVED_TOKENS)
     except DataError:
         return None
-    test = ToolCall(runs[-1].tool_called, runs[-1].tool_args)
     return _Episode(plan=plan, draft=draft, test=test, human=tuple(human))
 
 
@@ -208,7 +212,8 @@ def _execute(
         if isinstance(call, ToolCall):
             episode.parse_ok += 1
             key = f"path/{number}/{episode.plan.session_id}/{number}"
-            futures[index] = executor.submit(episode.plan.workspace, _request(episode, call), key=key)
+            request, verdict = _request(episode, call)
+            futures[index] = executor.submit(episode.plan.workspace, request, key=key, verdict=verdict)
     for index, (episode, call) in enumerate(zip(episodes, calls, strict=True)):
         if call is None:
             episode.ended = True
@@ -223,10 +228,12 @@ def _execute(
             episode.ended = True
 
 
-def _request(episode: _Episode, call: ToolCall) -> tuple[ToolCall, ...]:
-    """Return what rebuilds the state, the call, and after an edit its grading: the test and the human's files."""
-    grading = [episode.test, *(ToolCall("file_read", {"path": path}) for path in episode.human)]
-    return (*episode.changing, call, *(grading if call.name in _EDITS else ()))
+def _request(episode: _Episode, call: ToolCall) -> tuple[tuple[ToolCall, ...], Verdict | None]:
+    """Return what rebuilds the state, and the call; after an edit also reads of the human's files, and the verdict."""
+    before = (*episode.changing, call)
+    if call.name not in _EDITS:
+        return before, None
+    return (*before, *(ToolCall("file_read", {"path": path}) for path in episode.human)), Verdict(episode.test)
 
 
 def _judge(episode: _Episode, call: ToolCall, results: list[ExecResult], solved: list[ExecResult]) -> None:
@@ -240,16 +247,10 @@ def _judge(episode: _Episode, call: ToolCall, results: list[ExecResult], solved:
     if call.name not in _EDITS or own.exit_code != 0:
         return
     episode.edits += 1
-    episode.tampered |= posixpath.normpath(str(call.args["path"])) in _named_files(episode.test)
-    test, *reads = grading
-    episode.passed = test.exit_code == 0 and not episode.tampered
+    *reads, test = grading
+    episode.tampered |= bool(test.fields.get("tampered"))
+    episode.passed = test.status == "ok" and test.exit_code == 0 and not episode.tampered
     episode.same_files |= all(mine.stdout == theirs.stdout for mine, theirs in zip(reads, solved, strict=True))
-
-
-def _named_files(test: ToolCall) -> set[str]:
-    """Return the paths that a run of code names (of ``tests/test_a.py::test_b`` the file)."""
-    words = (word for value in test.args.values() for word in str(value).split())
-    return {posixpath.normpath(word.partition("::")[0]) for word in words}
 
 
 def _results(future: Any, wait_s: float) -> list[ExecResult]:
@@ -276,5 +277,6 @@ def _count(episodes: Sequence[_Episode], steps: int) -> PathAccuracy:
         calls=sum(episode.calls for episode in counted),
         parse_ok=sum(episode.parse_ok for episode in counted),
         edits=sum(episode.edits for episode in counted),
+        tampered=sum(episode.tampered for episode in counted),
         repaired=tuple(episode.plan.session_id for episode in counted if episode.passed),
     )

@@ -198,13 +198,15 @@ class ExecutionFeedback(Callback):
             self._executor.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return this rank's {sandbox, probe, traces}.
+        """Return this rank's {sandbox, executor, probe, traces}.
 
-        ``sandbox`` is {executions, by_status, median_ms, cache_hits}, ``probe`` {calls, parse_ok, exit0} over all its
-        rounds, ``traces`` {path, lines}: the folder of the trace files and the lines that this rank wrote.
+        ``sandbox`` is {executions, by_status, median_ms, cache_hits}, ``executor`` the executor's own ``stats``,
+        ``probe`` {calls, parse_ok, exit0} over all its rounds, ``traces`` {path, lines}: the folder of the trace files
+        and the lines that this rank wrote.
         """
         return {
             "sandbox": self.executions.summary(),
+            "executor": self._executor.stats(),
             "probe": dict(self._probe_counts),
             "traces": {"path": str(self._trace.path.parent), "lines": self._trace.lines},
         }

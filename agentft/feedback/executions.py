@@ -24,7 +24,7 @@ from typing import Any
 from agentft.errors import AgentFTError, SandboxError
 from agentft.etai import Workspace
 from agentft.feedback.trace import cut_output
-from agentft.sandbox.base import ExecResult, Executor
+from agentft.sandbox.base import ExecResult, Executor, Verdict
 from agentft.tools import ToolCall
 
 WINDOW = 200
@@ -39,7 +39,13 @@ class _Request:
 
     workspace: Workspace
     calls: tuple[ToolCall, ...]
+    verdict: Verdict | None
     answer: Future[list[ExecResult]] | str
+
+    @property
+    def count(self) -> int:
+        """How many results answer it."""
+        return len(self.calls) + (self.verdict is not None)
 
 
 class Executions:
@@ -63,10 +69,13 @@ class Executions:
         self.wait_s, self.queued_s = 0.0, 0.0
         self.last_loss: str | None = None
 
-    def submit(self, key: str, workspace: Workspace, calls: Sequence[ToolCall]) -> None:
-        """Start a request unless one with this key is in flight. A sandbox that refuses is no error here."""
+    def submit(self, key: str, workspace: Workspace, calls: Sequence[ToolCall], verdict: Verdict | None = None) -> None:
+        """Start a request unless one with this key is in flight. A sandbox that refuses is no error here.
+
+        The verdict's result comes last.
+        """
         if key not in self._flying:
-            self._flying[key] = self._started(key, workspace, tuple(calls))
+            self._flying[key] = self._started(key, workspace, tuple(calls), verdict)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -77,7 +86,7 @@ class Executions:
         finally:
             for key in waiting:
                 request = self._flying.pop(key)
-                self._flying[key] = self._started(key, request.workspace, request.calls)
+                self._flying[key] = self._started(key, request.workspace, request.calls, request.verdict)
 
     def take(self, keys: Iterable[str]) -> dict[str, list[ExecResult]]:
         """Return the results of submitted requests, waiting at most ``wait_s`` for all of them together."""
@@ -109,17 +118,19 @@ class Executions:
             "cache_hits": self.cache_hits,
         }
 
-    def _started(self, key: str, workspace: Workspace, calls: tuple[ToolCall, ...]) -> _Request:
+    def _started(
+        self, key: str, workspace: Workspace, calls: tuple[ToolCall, ...], verdict: Verdict | None
+    ) -> _Request:
         answer: Future[list[ExecResult]] | str
         try:
-            answer = self._executor.submit(workspace, calls, key=key)
+            answer = self._executor.submit(workspace, calls, key=key, verdict=verdict)
         except SandboxError as error:
             answer = str(error)
-        return _Request(workspace, calls, answer)
+        return _Request(workspace, calls, verdict, answer)
 
     def _take(self, key: str, deadline: float) -> list[ExecResult]:
         request = self._flying.pop(key)
-        count, answer = len(request.calls), request.answer
+        count, answer = request.count, request.answer
         if isinstance(answer, str):
             results = _lost(answer, count)
         else:

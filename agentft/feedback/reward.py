@@ -46,9 +46,14 @@ class Outcome:
 
 
 def standing(result: ExecResult) -> Standing:
-    """Say how an execution ended: only ``infra`` is lost, only exit code 0 of a program that ended itself passed."""
+    """Say how an execution ended: only ``infra`` is lost, only exit code 0 of a program that ended itself passed.
+
+    A verdict over a session that tampered with what judges it (``sandbox.grader``) has failed, whatever its exit code.
+    """
     if result.status == "infra":
         return "lost"
+    if result.fields.get("tampered"):
+        return "failed"
     return "passed" if result.status == "ok" and result.exit_code == 0 else "failed"
 
 

@@ -26,7 +26,7 @@ from agentft.feedback.trace import Source
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating, prompt_of, sample_turns
 from agentft.models.grammar import TurnGrammar
-from agentft.sandbox.base import ExecResult
+from agentft.sandbox.base import ExecResult, Verdict
 from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.draft import Draft
 from agentft.text.parse import parse_turn
@@ -66,11 +66,10 @@ class Sampled:
 
     @property
     def requested(self) -> tuple[ToolCall, ...]:
-        """What the sandbox runs: setup, the call, and its verdict. Empty if the call does not parse."""
+        """What the sandbox runs: setup and the call (then its verdict). Empty if the call does not parse."""
         if isinstance(self.call, FormatError):
             return ()
-        after = () if self.verdict is None else (self.verdict,)
-        return (*self.plan.calls.calls[: self.plan.index], self.call, *after)
+        return (*self.plan.calls.calls[: self.plan.index], self.call)
 
 
 def plan_calls(sessions: Sequence[Session], count: int, generator: torch.Generator) -> list[Plan]:
@@ -162,7 +161,8 @@ def submit_calls(sampled: Sequence[Sampled], executions: Executions) -> None:
     """Start the executions of all calls that parsed."""
     for call in sampled:
         if call.requested:
-            executions.submit(call.key, call.plan.calls.workspace, call.requested)
+            verdict = None if call.verdict is None else Verdict(call.verdict, agent_from=call.plan.index)
+            executions.submit(call.key, call.plan.calls.workspace, call.requested, verdict)
 
 
 def judge_calls(

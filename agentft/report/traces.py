@@ -77,7 +77,8 @@ def how(line: TraceLine) -> str:
         return "no parse"
     if line.status == "infra":
         return "lost"
-    return "passed" if line.status == "ok" and line.exit_code == 0 else "failed"
+    passed = line.status == "ok" and line.exit_code == 0 and not line.fields.get("tampered")
+    return "passed" if passed else "failed"
 
 
 def select(
@@ -185,6 +186,8 @@ def print_table(lines: Sequence[TraceLine], console: Console) -> None:
 
 
 def _result(line: TraceLine) -> str:
+    if line.fields.get("tampered"):
+        return "tampered"
     if line.status == "nonzero":
         return f"exit {line.exit_code}"
     return line.status or "no parse"
@@ -218,6 +221,8 @@ def _print_step(line: TraceLine, console: Console) -> None:
     for name, text in (("stdout", line.stdout), ("stderr", line.stderr)):
         if text.strip():
             console.print(Panel(Text(_cut(text)), title=name, title_align="left", border_style="dim"))
+    for one in line.fields.get("tampered") or ():
+        console.print(Text(f"tampered: {one['path']} ({one['kind'].replace('_', ' ')})", style="red"))
     exit_code = "" if line.exit_code is None else f", exit {line.exit_code}"
     console.print(Text(f"{line.status or ended}{exit_code}, {line.duration_s * 1000:.0f} ms", style=STYLES[ended]))
     parts = {"reward": line.reward, "predicted": line.predicted_reward, "advantage": line.advantage}

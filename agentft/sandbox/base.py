@@ -85,6 +85,17 @@ class ExecResult:
         return ExecutionResult.model_validate({**self.fields, **fixed})
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A run of code that judges what a session's calls leave, with the session's own tests (``grader``).
+
+    The calls before ``agent_from`` are the session's own: what they do to the tests is no tampering.
+    """
+
+    call: ToolCall
+    agent_from: int = 0
+
+
 class Lease(Protocol):
     """One container (or bubblewrap process) held by one session; calls inside are serial."""
 
@@ -124,14 +135,17 @@ class Executor(Protocol):
     """Runs the calls of a session from its start; live in a sandbox, or replayed from a trace."""
 
     def submit(
-        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: Verdict | None = None
     ) -> Future[list[ExecResult]]:
         """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call, and the verdict's last.
 
-        ``key`` names the request (session, batch, purpose) so that a replay finds it again. ``verdict`` is a run of
-        code that judges what the calls leave, with the session's own tests, where the agent never was (``grader``);
-        ``fields["tampered"]`` of its result lists what was tampered with, and then it has not passed.
+        ``key`` names the request (session, batch, purpose) so that a replay finds it again. The verdict is run in
+        a container where the agent never was; ``fields["tampered"]`` of its result lists what was tampered with, and
+        then it has not passed.
         """
+
+    def stats(self) -> dict[str, Any]:
+        """Return what there is to say about the work done so far."""
 
     def close(self) -> None:
         """Cancel what waits, end what runs, release everything. Idempotent."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from agentft import tools
 from agentft.etai import InlineWorkspace
-from agentft.sandbox.base import ExecResult, Limits
+from agentft.sandbox.base import ExecResult, Limits, Verdict
 from agentft.sandbox.cache_disk import DiskStore
 from agentft.sandbox.wire import runner_version
 from agentft.tools import TOOLS, ToolCall
@@ -61,7 +61,7 @@ def lineage_keys(
     workspace: InlineWorkspace,
     calls: Sequence[ToolCall],
     *,
-    verdict: ToolCall | None = None,
+    verdict: Verdict | None = None,
     disabled: Collection[str] = (),
 ) -> list[str | None]:
     """Return one key per call, and one for the verdict if there is one.
@@ -72,7 +72,9 @@ def lineage_keys(
     digest = hashlib.sha256(json.dumps(base).encode())
     keys: list[str | None] = []
     deterministic = True
-    marked = [(b"\0", call) for call in calls] + ([] if verdict is None else [(b"\0verdict\0", verdict)])
+    marked = [(b"\0", call) for call in calls]
+    if verdict is not None:
+        marked.append((b"\0verdict %d\0" % verdict.agent_from, verdict.call))
     for mark, call in marked:
         known = call.name in TOOLS and TOOLS[call.name].deterministic and call.name not in disabled
         deterministic = deterministic and known

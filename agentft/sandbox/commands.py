@@ -79,7 +79,12 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def clean(arguments: argparse.Namespace) -> int:
-    """Remove containers whose owner is gone; with ``--all`` every sandbox container of this engine."""
+    """Remove containers whose owner is gone; with ``--all`` every sandbox container of this engine.
+
+    With ``--cache FOLDER`` remove the results that are kept there (a run's folder, or one that runs share) instead.
+    """
+    if arguments.cache:
+        return _clear_cache(Path(arguments.cache), arguments.json)
     from agentft.sandbox.docker import connect, list_containers, remove_leftovers
 
     client = connect()
@@ -92,6 +97,22 @@ def clean(arguments: argparse.Namespace) -> int:
     removed = remove_leftovers(client, everything=arguments.all)
     left = len(list_containers(client))
     print(json.dumps({"removed": removed, "left": left}) if arguments.json else f"{len(removed)} removed, {left} left")
+    return EXIT_OK
+
+
+def _clear_cache(folder: Path, as_json: bool) -> int:
+    from agentft.sandbox.cache_disk import clear
+
+    folder = folder / "cache" if (folder / "cache").is_dir() else folder
+    if not folder.is_dir():
+        raise ConfigError(
+            "no results are kept here", where="--cache", got=str(folder),
+            expected="a run's folder, or the one that sandbox.cache.folder names",
+        )  # fmt: skip
+    freed = clear(folder)
+    print(
+        json.dumps({"cleared": str(folder), "bytes": freed}) if as_json else f"{folder}: {freed / 2**20:.1f} MiB freed"
+    )
     return EXIT_OK
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from agentft.errors import SandboxError
 from agentft.etai import InlineWorkspace, Workspace
-from agentft.sandbox.base import ExecResult, Sandbox
+from agentft.sandbox.base import ExecResult, Sandbox, Verdict
 from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.container import infra
 from agentft.sandbox.session_run import SessionRun
@@ -96,12 +96,12 @@ class LiveExecutor:
             thread.start()
 
     def submit(
-        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: Verdict | None = None
     ) -> Future[list[ExecResult]]:
         """Run ``calls`` in order on a fresh copy of ``workspace``; one result per call, and the verdict's last.
 
-        ``verdict`` is a run of code that judges what the calls leave, in a container of its own and with the session's
-        own tests: ``grader`` says how; ``fields["tampered"]`` of its result lists what was tampered with.
+        The verdict is run on what the calls leave, in a container of its own and with the session's own tests:
+        ``grader`` says how; ``fields["tampered"]`` of its result lists what was tampered with.
         ``key`` only names the request (live results depend on the lineage alone). A workspace that is not inline
         files cannot be run here: every result is ``infra`` and says so.
 

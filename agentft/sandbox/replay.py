@@ -16,7 +16,7 @@ from typing import Any
 
 from agentft.errors import AgentFTError, DataError
 from agentft.etai import Workspace
-from agentft.sandbox.base import ExecResult
+from agentft.sandbox.base import ExecResult, Verdict
 from agentft.tools import ToolCall
 
 _RESULT_FIELDS = (
@@ -43,14 +43,14 @@ class ReplayExecutor:
             )
 
     def submit(
-        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: ToolCall | None = None
+        self, workspace: Workspace, calls: tuple[ToolCall, ...], *, key: str, verdict: Verdict | None = None
     ) -> Future[list[ExecResult]]:
         """Return the traced results of ``calls`` and of the verdict, already done.
 
         Raises:
             AgentFTError: The trace does not know the key, or the calls differ from the traced ones.
         """
-        calls = calls if verdict is None else (*calls, verdict)
+        calls = calls if verdict is None else (*calls, verdict.call)
         group, _, _ = key.rpartition("/")
         traced = [line for _, line in sorted(self._calls.get(group, {}).items())]
         if not traced:
@@ -77,7 +77,7 @@ class ReplayExecutor:
         self._answered += len(calls)
         return future
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """Return how many calls were answered."""
         return {"replayed": self._answered}
 

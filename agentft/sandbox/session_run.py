@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentft.errors import SandboxError
 from agentft.etai import InlineWorkspace
-from agentft.sandbox.base import ExecResult, Lease, Sandbox
+from agentft.sandbox.base import ExecResult, Lease, Sandbox, Verdict
 from agentft.sandbox.cache import CACHEABLE_STATUSES, ResultCache, lineage_keys
 from agentft.sandbox.calls import start_files
 from agentft.sandbox.container import infra
@@ -33,14 +33,15 @@ class SessionRun:
         cache: ResultCache,
         workspace: InlineWorkspace,
         calls: tuple[ToolCall, ...],
-        verdict: ToolCall | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
         self._sandbox, self._cache, self._calls, self._verdict = sandbox, cache, calls, verdict
         self._files = start_files(workspace)
+        self._judged_by = self._files  # the session's own files, as the agent found them
         self.keys = lineage_keys(
             sandbox.image_digest, sandbox.limits, workspace, calls, verdict=verdict, disabled=cache.disabled
         )
-        self.tools = [call.name for call in (*calls, *(() if verdict is None else (verdict,)))]
+        self.tools = [call.name for call in (*calls, *(() if verdict is None else (verdict.call,)))]
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._cancelled = False
@@ -74,9 +75,10 @@ class SessionRun:
         try:
             with self._held() as lease:
                 lease.write_files(self._files)
-                for call in self._calls[:row]:
+                for number, call in enumerate(self._calls[:row]):
                     if not go_on.is_set():
                         return "stopped"
+                    self._note_own_files(lease, number)
                     if call.name not in READ_ONLY_TOOLS and run_tool(lease, call).status == "infra":
                         return "lost"
                 again = run_tool(lease, self._calls[row]) if row < len(self._calls) else None
@@ -131,6 +133,7 @@ class SessionRun:
             self._rebuild(lease, results[:first])
             repeatable = True  # so far every call ended by itself
             for row in range(first, len(self._calls)):
+                self._note_own_files(lease, row)
                 result = self._call(lease, self._calls[row])
                 key = self.keys[row]
                 if key is not None and repeatable:
@@ -148,6 +151,7 @@ class SessionRun:
     def _rebuild(self, lease: Lease, known: Sequence[ExecResult]) -> None:
         """Repeat the calls whose results are known, but for those that change nothing; a check that costs nothing."""
         for row, call in enumerate(self._calls[: len(known)]):
+            self._note_own_files(lease, row)
             if call.name not in READ_ONLY_TOOLS:
                 again, key = self._call(lease, call), self.keys[row]
                 if key is not None:
@@ -162,9 +166,19 @@ class SessionRun:
             raise SandboxError(result.stderr or "the sandbox failed and gave no reason")
         return result
 
+    def _note_own_files(self, lease: Lease, row: int) -> None:
+        """Before the agent's first call: its session's own calls may have changed the files, tests among them."""
+        if self._verdict is None or row == 0 or row != self._verdict.agent_from:
+            return
+        left = what_is_left(lease, self._files)
+        if isinstance(left, ExecResult):
+            raise SandboxError("the session's own files cannot be read", got=left.stderr)
+        after = {path: left.get(path, content) for path, content in {**self._files, **left}.items()}
+        self._judged_by = {path: content for path, content in after.items() if content is not None}
+
     def _what_is_left(self, lease: Lease) -> Left | ExecResult:
         """Return the files that the session leaves; the container is not used again, by nobody."""
-        left = what_is_left(lease, self._files)
+        left = what_is_left(lease, self._judged_by)
         lease.retire()
         return left
 
@@ -175,7 +189,7 @@ class SessionRun:
         if self._cancelled:
             raise CANCELLED
         with self._held() as lease:
-            return grade_left(lease, self._files, left, self._verdict).result
+            return grade_left(lease, self._judged_by, left, self._verdict.call).result
 
     @contextmanager
     def _held(self) -> Iterator[Lease]:

@@ -37,6 +37,8 @@ from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
 from agentft.sandbox.base import Executor, Limits
+from agentft.sandbox.cache import ResultCache
+from agentft.sandbox.cache_disk import DiskStore
 from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools import TOOL_INDEX, USER_TOOLS
@@ -194,7 +196,7 @@ def build_feedback(
     assert isinstance(train.dataloader, SessionLoader)
     return ExecutionFeedback(
         config.feedback,
-        executor=build_executor(config),
+        executor=build_executor(config, folder),
         upcoming=train.dataloader.upcoming,
         renderer=renderer,
         run_folder=folder,
@@ -203,8 +205,8 @@ def build_feedback(
     )
 
 
-def build_executor(config: RunConfig) -> Executor:
-    """Return what runs the calls: a pool of sandboxes, or the trace of an earlier run."""
+def build_executor(config: RunConfig, run_folder: Path) -> Executor:
+    """Return what runs the calls: a pool of sandboxes with the results kept beside it, or the trace of a run."""
     if config.feedback.backend == "replay":
         from agentft.sandbox.replay import ReplayExecutor
 
@@ -229,7 +231,15 @@ def build_executor(config: RunConfig) -> Executor:
         runtime=sandbox.runtime,
         reuse=sandbox.reuse,
     )
-    return LiveExecutor(opened, opened.workers)
+    return LiveExecutor(opened, opened.workers, cache=build_cache(config, run_folder))
+
+
+def build_cache(config: RunConfig, run_folder: Path) -> ResultCache:
+    """Return the cache of executed calls; its results are in the run's own folder unless the config names another."""
+    wanted = config.sandbox.cache
+    folder = Path(wanted.folder).expanduser() if wanted.folder else run_folder / "cache"
+    disk = DiskStore(folder, mib=wanted.mib) if wanted.mib else None
+    return ResultCache(disk=disk, verify_share=wanted.verify_share, seed=config.seed)
 
 
 def probe_sessions(held_out: DataSpec) -> list[Session]:

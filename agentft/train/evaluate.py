@@ -68,7 +68,7 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
         "held_out": {"split": split, "sessions": len(sessions), "code_loss": said.code_loss},
     }
     if path_sessions:
-        result["path_accuracy"] = _path_accuracy(config, model, sessions[:path_sessions])
+        result["path_accuracy"] = _path_accuracy(config, run, model, sessions[:path_sessions])
     return result
 
 
@@ -79,7 +79,7 @@ def add_to_summary(run: Path, result: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**summary, **result}, indent=2) + "\n")
 
 
-def _path_accuracy(config: RunConfig, model: AgentModel, sessions: Sequence[Session]) -> dict[str, Any]:
+def _path_accuracy(config: RunConfig, run: Path, model: AgentModel, sessions: Sequence[Session]) -> dict[str, Any]:
     """Let the model act on ``sessions`` in the run's own kind of sandbox."""
     if config.feedback.backend not in ("docker", "local"):
         raise ConfigError(
@@ -90,7 +90,7 @@ def _path_accuracy(config: RunConfig, model: AgentModel, sessions: Sequence[Sess
         )
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, load_meta(config.data.shards))
-    executor = build_executor(config)
+    executor = build_executor(config, run)
     try:
         return path_accuracy(model, renderer, sessions, executor).as_dict()
     finally:

@@ -40,7 +40,11 @@ def write_summary(folder: Path, run: BuiltRun, seconds: Mapping[str, float]) -> 
 
 
 def feedback_summary(folder: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return sandbox, traces and probe. ``executions`` really ran; ``cache_hits`` were answered beside them; ms."""
+    """Return sandbox, traces and probe. ``executions`` really ran; ``cache_hits`` were answered beside them; ms.
+
+    ``tampered`` counts verdicts over sessions that tampered with their tests; ``cache`` says how many hits were run
+    again (``verified``), how many of them differed (``mismatches``), and which tools are therefore ``disabled``.
+    """
     parts = [part for part in parts if part]
     lines = list(read_traces(folder)) if parts else []
     ran = [line for line in lines if line.status is not None and not line.cached]
@@ -51,10 +55,18 @@ def feedback_summary(folder: Path, parts: Sequence[Mapping[str, Any]]) -> dict[s
             "by_status": dict(sorted(Counter(str(line.status) for line in ran).items())),
             "median_ms": round(median(ended_ms), 3) if ended_ms else None,
             "cache_hits": sum(line.cached for line in lines),
+            "tampered": sum(bool(line.fields.get("tampered")) for line in lines),
+            "cache": cache_summary([part["executor"].get("cache", {}) for part in parts]),
         },
         "traces": {"path": str(folder / "traces"), "lines": len(lines)},
         "probe": {name: sum(part["probe"][name] for part in parts) for name in ("calls", "parse_ok", "exit0")},
     }
+
+
+def cache_summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the ranks' caches say, together (all zero where nothing is cached, as in a replay)."""
+    counts = {name: sum(part.get(name, 0) for part in parts) for name in ("from_disk", "verified", "mismatches")}
+    return {**counts, "disabled": sorted({tool for part in parts for tool in part.get("disabled", ())})}
 
 
 def versions() -> dict[str, str]:

@@ -39,6 +39,12 @@ BROKEN: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
         2,
         ("feedback.replay_from has no effect", "feedback.backend=docker", "feedback.backend=replay"),
     ),
+    "a cache without a size": (
+        "run_name: t",
+        "run_name: t\nsandbox: {cache: {folder: /x, mib: 0}}",
+        2,
+        ("sandbox.cache.folder has no effect", "memory only"),
+    ),
     "schedule without its end": (
         "run_name: t",
         "run_name: t\nloss:\n  tool: {kind: cosine, start: 1.0, until: 5ep}",

@@ -59,13 +59,22 @@ def test_another_repair_that_passes_counts_but_is_not_the_same_file(learned: Age
     executor.close()
 
 
-def test_editing_the_test_is_no_repair(learned: AgentModel, renderer: Renderer) -> None:
-    """The last run names calc.py as well, so the agent's edit touches what it is graded by."""
+def test_changing_what_judges_is_no_repair(learned: AgentModel, renderer: Renderer) -> None:
+    """The agent repairs calc.py; the human repaired another file, and the last run names calc.py as one of its own."""
     other = KNOWN[0].model_copy(deep=True)
     other.execution_trace[-1].tool_args["targets"] = "test_calc.py calc.py"
+    other.execution_trace[2].tool_args["path"] = "elsewhere.py"
     executor = InProcessExecutor()
     accuracy = path_accuracy(learned, renderer, [other], executor)
-    assert (accuracy.value, accuracy.edits) == (0.0, 1)
+    assert (accuracy.value, accuracy.edits, accuracy.tampered) == (0.0, 1, 1)
+    executor.close()
+
+
+def test_sessions_in_which_the_human_changed_the_tests_are_left_out(learned: AgentModel, renderer: Renderer) -> None:
+    other = KNOWN[0].model_copy(deep=True)
+    other.execution_trace[2].tool_args["path"] = "test_calc.py"
+    executor = InProcessExecutor()
+    assert path_accuracy(learned, renderer, [other, KNOWN[1]], executor).count == 1
     executor.close()
 
 

@@ -26,7 +26,9 @@ class Scripted:
     def __init__(self, answer: Callable[[Future[Any]], None]) -> None:
         self.answer, self.submitted = answer, 0
 
-    def submit(self, workspace: object, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
+    def submit(
+        self, workspace: object, calls: tuple[ToolCall, ...], *, key: str, **more: object
+    ) -> Future[list[ExecResult]]:
         self.submitted += 1
         future: Future[list[ExecResult]] = Future()
         self.answer(future)
@@ -122,7 +124,9 @@ class OneWorker:
     def __init__(self) -> None:
         self.pool, self.ran, self.hold = ThreadPoolExecutor(1), list[str](), threading.Event()
 
-    def submit(self, workspace: object, calls: tuple[ToolCall, ...], *, key: str) -> Future[list[ExecResult]]:
+    def submit(
+        self, workspace: object, calls: tuple[ToolCall, ...], *, key: str, **more: object
+    ) -> Future[list[ExecResult]]:
         return self.pool.submit(self.run, key)
 
     def run(self, key: str) -> list[ExecResult]:

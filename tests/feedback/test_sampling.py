@@ -81,7 +81,9 @@ def test_a_sampled_edit_is_run_behind_its_setup_and_judged_by_the_next_run(
     assert (edit.outcome.reward, edit.credit) == (1.0, 1.0)
     assert verdict.result is not None
     assert verdict.result.exit_code == 0
-    assert sampled[0].requested[-1] == verdict.call
+    assert verdict.result.fields == {"tampered": []}
+    assert sampled[0].verdict == verdict.call
+    assert sampled[0].requested[-1] == edit.call
 
 
 def test_other_calls_have_no_verdict(learned: AgentModel, renderer: Renderer) -> None:

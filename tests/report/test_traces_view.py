@@ -54,6 +54,22 @@ def test_every_ending_has_a_name() -> None:
     assert [how(line) for line in LINES] == ["failed", "passed", "passed", "lost", "no parse", "failed"]
 
 
+def test_a_verdict_over_tampered_tests_has_failed_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tampered = {"tampered": [{"path": "tests/test_a.py", "kind": "edited_test"}]}
+    with TraceWriter(tmp_path / "traces" / "rank0.jsonl") as writer:
+        writer.write(_line(1, "pytest_run", "ok", 0, fields=tampered, role="verdict"))
+        writer.write(_line(2, "pytest_run", "ok", 0, fields={"tampered": []}, role="verdict"))
+    assert main(["traces", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(" tampered ") == 1
+    assert main(["traces", str(tmp_path), "--session", "toolz/0001"]) == 0
+    assert "tampered: tests/test_a.py (edited test)" in capsys.readouterr().out
+    assert main(["traces", str(tmp_path), "--failed", "--json"]) == 0
+    assert '"matching": 1' in capsys.readouterr().out
+
+
 def test_totals_leave_out_what_did_not_run() -> None:
     found = totals(LINES)
     assert (found["passed"], found["failed"], found["lost"], found["no_parse"]) == (2, 2, 1, 1)

@@ -13,7 +13,7 @@ import pytest
 from scripted_sandbox import ScriptedSandbox
 
 from agentft.etai import InlineWorkspace
-from agentft.sandbox.base import ExecResult, Limits
+from agentft.sandbox.base import ExecResult, Limits, Verdict
 from agentft.sandbox.cache import ResultCache, first_difference, lineage_keys
 from agentft.sandbox.cache_disk import DiskStore
 from agentft.sandbox.executor import LiveExecutor
@@ -67,7 +67,7 @@ def test_verdicts_and_disabled_tools_have_keys_of_their_own() -> None:
     def keys(calls: tuple[ToolCall, ...], **options: object) -> list[str | None]:
         return lineage_keys("image", Limits(), WORKSPACE, calls, **options)  # type: ignore[arg-type]
 
-    as_call, as_verdict = keys((EDIT, LINT)), keys((EDIT,), verdict=LINT)
+    as_call, as_verdict = keys((EDIT, LINT)), keys((EDIT,), verdict=Verdict(LINT))
     assert as_call[0] == as_verdict[0]
     assert as_call[1] != as_verdict[1]
     assert keys((READ, LINT, EDIT), disabled={"lint_run"})[1:] == [None, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentft.cli import main
 from agentft.sandbox.base import ExecResult
 from agentft.sandbox.cache_disk import FILE_NAME, DiskStore, clear, file_system
 
@@ -170,6 +172,7 @@ def check_all(folder: Path, said: set[int]) -> None:
 
 
 def filled(folder: Path, count: int = 120) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     clear(folder)
     store = DiskStore(folder, mib=2)
     for number in range(count):
@@ -275,6 +278,18 @@ def test_cleared_results_are_gone_and_a_running_store_does_not_mind(tmp_path: Pa
     again = DiskStore(tmp_path, mib=2)
     assert again.get("key 1") is None
     again.close()
+
+
+def test_the_verb_clears_a_run_or_a_shared_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path / "run" / "cache")
+    filled(tmp_path / "shared")
+    (tmp_path / "shared" / "mine.txt").write_text("not the cache's")
+    assert main(["sandbox", "clean", "--cache", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] > 10_000
+    assert main(["sandbox", "clean", "--cache", str(tmp_path / "shared")]) == 0
+    assert "MiB freed" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["mine.txt"]
+    assert main(["sandbox", "clean", "--cache", str(tmp_path / "nowhere")]) == 2
 
 
 def test_the_file_system_of_a_folder_is_known(tmp_path: Path) -> None:

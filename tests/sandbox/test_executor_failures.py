@@ -15,7 +15,7 @@ from scripted_sandbox import ScriptedSandbox
 
 from agentft.errors import SandboxError
 from agentft.etai import InlineWorkspace
-from agentft.sandbox.base import ExecResult
+from agentft.sandbox.base import ExecResult, Verdict
 from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.executor import LiveExecutor
 from agentft.sandbox.pool import Pool
@@ -210,7 +210,9 @@ def test_a_cancelled_call_ends_at_once_and_never_reaches_a_grade(backend: str) -
     assert future.cancel()
     started = time.monotonic()
     for _ in range(3):
-        results = executor.submit(files, (ToolCall("file_list"),), key="k", verdict=ToolCall("pytest_run")).result(60)
+        results = executor.submit(
+            files, (ToolCall("file_list"),), key="k", verdict=Verdict(ToolCall("pytest_run"))
+        ).result(60)
         assert [result.exit_code for result in results] == [0, 0]
         assert results[0].stdout == "test_a.py\n"
     assert time.monotonic() - started < 8  # the call alone would have gone on for 10 s

@@ -8,7 +8,7 @@ import pytest
 from sandbox_engines import BACKENDS, make_engine
 
 from agentft.etai import InlineWorkspace
-from agentft.sandbox.base import ExecResult
+from agentft.sandbox.base import ExecResult, Verdict
 from agentft.sandbox.executor import LiveExecutor
 from agentft.sandbox.grader import grade
 from agentft.sandbox.pool import Pool
@@ -189,7 +189,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[LiveExecutor]:
 
 
 def graded(executor: LiveExecutor, *calls: ToolCall, test: ToolCall = TEST) -> tuple[list[ExecResult], set[str]]:
-    results = executor.submit(WORKSPACE, calls, key="path/1/s/1", verdict=test).result(timeout=60)
+    results = executor.submit(WORKSPACE, calls, key="path/1/s/1", verdict=Verdict(test)).result(timeout=60)
     assert len(results) == len(calls) + 1
     return results, {one["kind"] for one in results[-1].fields["tampered"]}
 
@@ -241,6 +241,24 @@ def test_a_failing_solution_fails_without_blame(executor: LiveExecutor) -> None:
     assert (results[-1].exit_code, seen) == (0, set())
 
 
+def test_what_the_session_itself_does_to_its_tests_is_no_tampering(executor: LiveExecutor) -> None:
+    """The human writes the test first, and a helper; then the agent repairs, or changes that test."""
+    human = (
+        write("tests/test_add.py", "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 6\n"),
+        write("conftest.py", "import pytest\n"),
+        shell("rm tests/test_mul.py"),
+    )
+    for agent, passed, seen in (
+        (write("calc.py", RIGHT.replace("a + b", "a + b + 1")), 1, set()),
+        (write("calc.py", RIGHT), 0, set()),
+        (write("tests/test_add.py", "def test():\n    pass\n"), 0, {"edited_test"}),
+    ):
+        future = executor.submit(WORKSPACE, (*human, agent), key="k", verdict=Verdict(TEST, agent_from=3))
+        verdict = future.result(timeout=60)[-1]
+        assert verdict.fields["passed"] == passed
+        assert {one["kind"] for one in verdict.fields["tampered"]} == seen
+
+
 def test_history_is_hidden(executor: LiveExecutor) -> None:
     look = shell("git log --all 2>&1; git show fix 2>&1; find / -name .git -not -path '/proc/*' 2>/dev/null; ls -a")
     (result,) = executor.submit(WORKSPACE, (look,), key="k").result(timeout=60)
@@ -270,7 +288,7 @@ def test_other_runs_of_code_are_judged_by_their_exit_code(executor: LiveExecutor
 
 def test_what_cannot_be_read_back_fails_and_is_no_infra(executor: LiveExecutor) -> None:
     many = shell("for i in $(seq 2100); do echo $i > f$i.txt; done")
-    results = executor.submit(WORKSPACE, (many,), key="k", verdict=TEST).result(timeout=60)
+    results = executor.submit(WORKSPACE, (many,), key="k", verdict=Verdict(TEST)).result(timeout=60)
     assert (results[-1].status, results[-1].exit_code) == ("nonzero", None)
     assert "left 2100 changed files, more than 2000" in results[-1].stderr
 
