@@ -37,9 +37,13 @@ class Boxes:
                 lang="python",
                 image=self.image,
                 skip_environment_setup=True,  # it would install packages from a registry
-                runtime_configs={"command": ["sleep", "infinity"], "cgroup_parent": self.cgroup_parent},
+                runtime_configs={"command": ["bash"], "cgroup_parent": self.cgroup_parent},
             )
-            session.open()
+            try:
+                session.open()
+            except Exception:
+                self.remove(session)
+                raise
             number = len(self.sessions)
             self.sessions[number] = session
             session.execute_command("mkdir -p /sandbox /workspace")
@@ -64,8 +68,13 @@ class Boxes:
                 file.flush()
                 session.copy_to_runtime(file.name, request["path"])
             return {}
-        session.client.api.remove_container(session.container.id, force=True, v=True)  # close() waits ten seconds
+        self.remove(session)
         return {}
+
+    def remove(self, session: Any) -> None:
+        """End a session at once: its own ``close`` waits ten seconds."""
+        if session.container is not None:
+            session.client.api.remove_container(session.container.id, force=True, v=True)
 
 
 def main() -> None:

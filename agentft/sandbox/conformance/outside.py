@@ -9,6 +9,8 @@ from agentft.sandbox.base import ExecRequest
 from agentft.sandbox.conformance.check import ATTEMPTS, SECRET_VARIABLE, Seen, Stage, brief, check, expect, refused
 from agentft.sandbox.container import BASE_ENV
 
+HARMLESS = ("HOSTNAME", "PWD", "SHLVL", "_", "LC_CTYPE", "PYTHONUNBUFFERED")  # engines, shells and Python set these
+
 
 @check("network")
 def only_loopback(stage: Stage) -> Seen:
@@ -99,7 +101,7 @@ def environment(stage: Stage) -> Seen:
     """A program sees the declared variables only, whatever the trainer's environment holds."""
     result = stage.box.exec(ExecRequest(argv=("env",), env={"EXTRA": "1"}))
     names = {line.split("=")[0] for line in result.stdout.splitlines()}
-    odd = names - {*BASE_ENV, "EXTRA"}
+    odd = names - {*BASE_ENV, "EXTRA", *HARMLESS}
     held = not odd and "EXTRA" in names and stage.secret not in result.stdout
     return Seen(held, f"{len(names)} variables" if held else f"also {', '.join(sorted(odd))}")
 
@@ -131,7 +133,7 @@ def files_of_the_host(stage: Stage) -> Seen:
             "for pattern in ('/root/.*', '/home/*/.ssh*', '/home/*/.aws*', '/home/*/.netrc', '/var/run/secrets/*',\n"
             "                '/run/secrets/*', '/etc/ssl/private/*', '/etc/kubernetes/*', '/mnt/*', '/media/*'):\n"
             "    found += glob.glob(pattern)\n"
-            "for path in found + ['/etc/shadow', '/etc/gshadow']:\n"
+            "for path in found:\n"
             "    try: os.listdir(path) if os.path.isdir(path) else open(path).close(); print('readable', path)\n"
             "    except OSError: pass\n"
             "print('done')"
