@@ -17,7 +17,7 @@ from agentft.config.load import load, to_yaml
 from agentft.config.schema import RunConfig, ScheduleConfig
 
 REPO = Path(__file__).resolve().parents[2]
-YAMLS = sorted((REPO / "yamls").rglob("*.yaml"))
+YAMLS = sorted(p for p in (REPO / "yamls").rglob("*.yaml") if p.parent.name != "tools")
 SCHEDULE_KEYS = {"kind", "start"}  # the other fields of a schedule depend on its kind
 
 
