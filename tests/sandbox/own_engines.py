@@ -27,7 +27,9 @@ SUBNET = "10.213.77"
 
 def need_own_engines(*programs: str) -> None:
     """Skip the test with the reason (fail under CI) unless engines can be started here."""
-    missing = [name for name in ("dockerd", "containerd", "ip", "nsenter", *programs) if shutil.which(name) is None]
+    missing = [
+        name for name in ("dockerd", "containerd", "ip", "nsenter", "unshare", *programs) if shutil.which(name) is None
+    ]
     problem = "user id is not 0" if os.getuid() != 0 else f"not installed: {', '.join(missing)}" if missing else None
     if problem is None:
         return
@@ -45,7 +47,8 @@ class OwnDockerd:
         self.name, self.folder = name, Path(tempfile.mkdtemp(prefix=f"aft-{name}-", dir="/tmp"))
         self.socket = f"unix://{self.folder}/d.sock"
         self.host, self.tls = (listen or self.socket), tls
-        command = [] if network_of is None else ["nsenter", f"--net=/proc/{network_of}/ns/net"]
+        # Never in this machine's own network: --bridge=none removes docker0 there, which is another engine's.
+        command = ["unshare", "--net"] if network_of is None else ["nsenter", f"--net=/proc/{network_of}/ns/net"]
         command += ["dockerd", "--host", self.socket, "--data-root", f"{self.folder}/data"]
         command += ["--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid"]
         command += ["--bridge=none", "--iptables=false", "--ip-masq=false", "--cgroup-parent", self.folder.name]

@@ -41,6 +41,7 @@ class Two:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     need_own_engines()
+    bridge = Path("/sys/class/net/docker0").exists()
     from agentft.sandbox.images import ensure_image
 
     ensure_image("python")
@@ -63,6 +64,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
                 list(threads.map(OwnDockerd.close, engines))
     left = [line for line in Path("/proc/mounts").read_text().splitlines() if "/tmp/aft-" in line]
     assert not left, left
+    assert Path("/sys/class/net/docker0").exists() == bridge
     assert not any(engine._pids("") for engine in engines)
 
 
