@@ -77,7 +77,8 @@ def _ensure_image(image: str, base: Base, force: bool, report: Report) -> str:
     folder, reference = _folder(image), image_reference(image)
     recipe = RECIPES.get(image)
     below = _ensure_image("python", base, False, report) if recipe is None else _base_recipe(recipe)
-    version = _digest(below, *(f"{path.name}:{path.read_text()}" for path in sorted(folder.iterdir())))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    version = _digest(below, *(f"{path.relative_to(folder)}:{path.read_bytes().decode('latin-1')}" for path in files))
     with boundary("the sandbox image could not be built", error=SandboxError):
         if not force and _label(client, reference, RECIPE_LABEL) == version:
             report(f"{reference} is up to date")
@@ -215,9 +216,10 @@ def _pack(folder: Path, context: Any, *, npm: bool) -> None:
     """
     with tempfile.TemporaryDirectory() as fetched, tarfile.open(fileobj=context, mode="w") as archive:
         for path in sorted(folder.iterdir()):
-            archive.add(path, arcname=path.name)
-            shutil.copy(path, fetched)
+            archive.add(path, arcname=path.name, filter=lambda entry: None if "__pycache__" in entry.name else entry)
         if npm:
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(folder / name, fetched)
             _fetch_packages(Path(fetched))
             archive.add(Path(fetched) / "node_modules", arcname="node_modules")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +17,16 @@ from agentft.data.batch import collate
 from agentft.data.meta import TOKENIZER_NAME
 from agentft.data.read import read_samples
 from agentft.data.shards import ShardReport, write_shards
-from agentft.errors import DataError
+from agentft.errors import DataError, SandboxError
 from agentft.etai import ExecutionResult, InlineWorkspace, Session, TraceStep
 from agentft.models.agent_model import build_agent_model
 from agentft.models.routing import ToolRouter
 from agentft.sandbox.calls import session_calls
+from agentft.sandbox.images import ensure_image
 from agentft.text.vocab import load_tokenizer
 from agentft.tools import TOOL_INDEX
 from agentft.tools.user import use
-from agentft.train.build import build_renderer
+from agentft.train.build import build_executor, build_renderer
 
 REPO = Path(__file__).resolve().parents[2]
 TOOL = """\
@@ -108,6 +110,29 @@ def test_a_tool_of_the_user_is_a_row_of_the_tool_head(tools_file: Path, tmp_path
 
 def _width(model: torch.nn.Module) -> int:
     return int(model.heads.intent.mlp[0].in_features)  # type: ignore[union-attr,index]
+
+
+@pytest.mark.engine
+def test_the_executor_of_a_run_executes_the_tool(tmp_path: Path) -> None:
+    try:
+        ensure_image("sql")
+    except SandboxError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"docker: {error.what}")
+    config = config_of(tmp_path / "shards", [REPO / "yamls" / "tools" / "sql.yaml"])
+    use_tools(config.tools)
+    calls = session_calls(session())
+    assert calls is not None
+    executor = build_executor(config, tmp_path)
+    try:
+        results = executor.submit(calls.workspace, calls.calls, key="recorded/0/shop-1/2").result(120)
+    finally:
+        executor.close()
+        use(())
+    assert [result.exit_code for result in results] == [0, 128]
+    assert results[0].stdout == "count(*)\n120\n"
+    assert dict(results[0].fields) == {"rows": 1, "columns": ["count(*)"], "more": False}
 
 
 def test_a_run_without_the_tool_or_with_another_form_of_it_refuses_the_shards(tools_file: Path, tmp_path: Path) -> None:
