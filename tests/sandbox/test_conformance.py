@@ -109,7 +109,7 @@ def test_names_groups_and_the_number_of_checks() -> None:
         select(["nothing"])
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_the_page_has_the_table_of_the_code(tmp_path: Path) -> None:
     before, start, rest = PAGE.read_text().partition("<!-- checks: made by the suite -->\n")
     table, end, _ = rest.partition("<!-- end of checks -->")
     assert before
@@ -117,8 +117,8 @@ def test_the_page_has_the_table_of_the_code() -> None:
     assert end
     if table != promises_table():
         new = before + start + promises_table() + end + rest.partition("<!-- end of checks -->")[2]
-        Path("/tmp/agentft-sandbox.md").write_text(new)
-        pytest.fail("docs/sandbox.md is out of date; the right page is /tmp/agentft-sandbox.md")
+        (tmp_path / "sandbox.md").write_text(new)
+        pytest.fail(f"docs/sandbox.md is out of date; the right page is {tmp_path}/sandbox.md")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
