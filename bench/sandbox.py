@@ -26,6 +26,7 @@ from typing import Any
 from kit.floor import Floor, rate_of
 from kit.measure import RESULTS, Gate, Samples, machine, report, wide_console
 from kit.peers import PEERS, Peer, PeerError
+from rich.markup import escape
 from rich.table import Table
 
 import docker
@@ -161,7 +162,7 @@ def _peer_paths(stack: ExitStack, image: str, problems: dict[str, str]) -> dict[
             found |= paths
         except PeerError as error:
             problems[name] = str(error)
-            console.print(f"[red]{error}")
+            console.print(f"[red]{name} cannot run here:[/] {escape(str(error))}")
     return found
 
 
@@ -268,10 +269,12 @@ def _show_calls(samples: Samples, problems: dict[str, str], floor: str) -> None:
                 ratio = _ratio(samples, name, f"{base}/{program}")
                 row.append("-" if ratio is None or path == base else f"{ratio:.2f}")
         table.add_row(*row)
-    for name, problem in problems.items():
-        table.add_row(name, f"[red]not measured: {problem}")
     console.print(table)
+    for name, problem in problems.items():
+        console.print(f"[red]{name} could not be measured here:[/] {escape(problem.strip().splitlines()[-1])}")
     console.print(f"floor: {floor}; {machine()['cores']} cores, load {machine()['load_1min']}")
+    if machine()["nice"] > 0:
+        console.print("[yellow]This process is nice and so is its floor; containers belong to the engine and are not.")
 
 
 def _show_rest(samples: Samples) -> None:

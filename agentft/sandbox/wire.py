@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import marshal
 import secrets
 import socket
 import struct
@@ -23,6 +24,7 @@ from agentft.errors import SandboxError
 
 HEADER = struct.Struct(">II")
 DOCKER_FRAME = struct.Struct(">BxxxI")
+MARSHAL_VERSION = 2  # the one that every Python 3 reads
 MAX_HEADER_BYTES = 1 << 20
 MAX_NOISE_BYTES = 4096
 RUNNER_MODULES = ("agentft.sandbox.runner_files", "agentft.sandbox.runner_filter", "agentft.sandbox.runner")
@@ -82,7 +84,7 @@ class Wire:
             SandboxError: the stream broke, the deadline passed, or the answer is not the runner's.
         """
         call_id = secrets.token_hex(16)
-        text = ascii({"id": call_id, **header}).encode("ascii")
+        text = marshal.dumps({"id": call_id, **header}, MARSHAL_VERSION)
         with self._in_use:
             try:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))

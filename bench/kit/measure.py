@@ -116,6 +116,7 @@ def machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load_1min": round(os.getloadavg()[0], 2),
+        "nice": os.nice(0),
         "kernel": platform.release(),
         "python": platform.python_version(),
     }

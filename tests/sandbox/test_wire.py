@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import socket
 import struct
 import threading
@@ -40,8 +41,7 @@ def answer_once(theirs: socket.socket, peer: Callable[[str], bytes]) -> threadin
     def serve() -> None:
         request = theirs.recv(1 << 16)
         size, _ = HEADER.unpack(request[: HEADER.size])
-        header = request[HEADER.size : HEADER.size + size].decode()
-        theirs.sendall(peer(header.split("'")[3]))  # {'id': '<id>', ...}
+        theirs.sendall(peer(marshal.loads(request[HEADER.size : HEADER.size + size])["id"]))
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
