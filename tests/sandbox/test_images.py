@@ -74,3 +74,4 @@ def test_a_folder_of_the_user_is_built_on_python_without_network_and_again_when_
         engine.close()
     (own_image / "data" / "a.txt").write_text("two")
     assert images.ensure_image("testservice") != first
+    docker.from_env().api.remove_image(first)
