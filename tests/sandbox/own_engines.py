@@ -44,7 +44,7 @@ class OwnDockerd:
 
     def __init__(self, name: str, *, network_of: int | None = None, listen: str | None = None, tls: Path | None = None):
         """``network_of``: process whose network namespace it lives in. ``listen``: a tcp address, with ``tls``."""
-        self.name, self.folder = name, Path(tempfile.mkdtemp(prefix=f"aft-{name}-", dir="/tmp"))
+        self.name, self.folder = name, folder_in_memory(f"aft-{name}-")
         self.socket = f"unix://{self.folder}/d.sock"
         self.host, self.tls = (listen or self.socket), tls
         # Never in this machine's own network: --bridge=none removes docker0 there, which is another engine's.
@@ -97,14 +97,11 @@ class OwnDockerd:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self._pids(""), 5)
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for point in sorted((point for point in mounts if point.startswith(f"{self.folder}/")), reverse=True):
-            subprocess.run(["umount", "-l", point], check=False)
+        remove_folder(self.folder)
         for group in Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}/"):
             for inner in sorted((*group.glob("**/"), group), reverse=True):
                 with contextlib.suppress(OSError):
                     inner.rmdir()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _pids(self, program: str) -> list[int]:
         """Return the processes of this engine, by their command line; all of them for an empty name."""
@@ -141,6 +138,21 @@ def network_namespace() -> Iterator[tuple[int, str]]:
         holder.kill()
         holder.wait()
         subprocess.run(["ip", "link", "del", outer], check=False, stderr=subprocess.DEVNULL)
+
+
+def folder_in_memory(prefix: str) -> Path:
+    """Make a folder under /tmp that is a file system in memory: an image's many files are gone with one unmount."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g,mode=0755", "tmpfs", str(folder)], check=True)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Unmount everything in a folder, and the folder, and remove it."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for point in sorted((point for point in mounts if f"{point}/".startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", point], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_certificates(folder: Path, address: str) -> Path:

@@ -11,12 +11,11 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from own_engines import need_own_engines, wait_until
+from own_engines import folder_in_memory, need_own_engines, remove_folder, wait_until
 
 from agentft.sandbox.docker import connect
 
@@ -29,8 +28,7 @@ class RootlessPodman:
 
     def __init__(self) -> None:
         need_own_engines("podman", "newuidmap", "setpriv", "useradd")
-        self.folder = Path(tempfile.mkdtemp(prefix="aft-podman-", dir="/tmp"))
-        self.folder.chmod(0o755)
+        self.folder = folder_in_memory("aft-podman-")
         self.host = f"unix://{self.folder}/run/podman.sock"
         if any(entry.pw_name == USER for entry in pwd.getpwall()):  # of a run that was killed
             subprocess.run(["userdel", USER], check=True)
@@ -76,11 +74,8 @@ class RootlessPodman:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.processes(), 5)
-        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-        for point in sorted((point for point in mounts if point.startswith(f"{self.folder}/")), reverse=True):
-            subprocess.run(["umount", "-l", point], check=False)
+        remove_folder(self.folder)
         subprocess.run(["userdel", USER], check=False, capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
         for left in (*Path("/dev/shm").glob(f"libpod_rootless_lock_{self.uid}"), *Path("/tmp").glob(self._temporary)):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)

@@ -41,8 +41,10 @@ def cluster() -> Iterator[Any]:
     make_engine("local").close()  # skips if there is none
     folder = Path(tempfile.mkdtemp(prefix="aft-ray-", dir="/tmp"))
     os.environ["RAY_TMPDIR"] = str(folder)
-    found = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": FAST})
+    found = None
     try:
+        head = {**NODE, "include_dashboard": False, "_system_config": FAST}
+        found = Cluster(initialize_head=True, head_node_args=head)
         found.add_node(**NODE)
         os.environ["RAY_ADDRESS"] = found.address
         yield found
@@ -50,7 +52,8 @@ def cluster() -> Iterator[Any]:
         for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
             os.environ.pop(name, None)
         ray.shutdown()
-        found.shutdown()
+        if found is not None:
+            found.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
