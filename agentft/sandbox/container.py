@@ -130,6 +130,10 @@ class Container:
         for companion in self.companions:
             companion.close()
 
+    def hung_up(self) -> bool:
+        """Whether the sandbox ended while nobody used it."""
+        return self.broken is not None or self._wire.hung_up()
+
     @property
     def reusable(self) -> bool:
         """Whether another session may have this container."""

@@ -9,12 +9,13 @@ sandbox.close()
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Literal
 
 from agentft.errors import SandboxError
@@ -84,7 +85,7 @@ class Pool:
         for _ in range(workers):
             self._starters.submit(self._start)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lease(self) -> Iterator[Container]:
         """Hold one clean container.
 
@@ -118,20 +119,28 @@ class Pool:
         atexit.unregister(self._at_exit)
 
     def _acquire(self) -> Container:
-        try:
-            found = self._ready.get(timeout=LEASE_TIMEOUT_S)
-        except queue.Empty:
-            raise SandboxError(
-                "no sandbox came free", got=f"waited {LEASE_TIMEOUT_S:.0f} s", hint="raise sandbox.workers"
-            ) from None
-        if self._closed:
-            self._ready.put(found)  # wakes whoever else waits
-            raise SandboxError("the sandbox pool is closed")
-        if isinstance(found, SandboxError):
-            self._starters.submit(self._start)
-            raise SandboxError(found.what, got=found.got, hint=found.hint) from found
-        found.uses += 1
-        return found
+        deadline = time.monotonic() + LEASE_TIMEOUT_S
+        while True:
+            try:
+                found = self._ready.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise SandboxError(
+                    "no sandbox came free", got=f"waited {LEASE_TIMEOUT_S:.0f} s", hint="raise sandbox.workers"
+                ) from None
+            if self._closed:
+                self._ready.put(found)  # wakes whoever else waits
+                raise SandboxError("the sandbox pool is closed")
+            if isinstance(found, SandboxError):
+                self._later(self._start)
+                raise SandboxError(found.what, got=found.got, hint=found.hint) from found
+            if not found.hung_up():
+                found.uses += 1
+                return found
+            self._later(self._replace, found)  # it ended while it waited: no session needs to notice
+
+    def _later(self, work: Callable[..., None], *arguments: Container) -> None:
+        with contextlib.suppress(RuntimeError):  # the pool is being closed
+            self._starters.submit(work, *arguments)
 
     def _give_back(self, container: Container) -> None:
         try:
@@ -148,7 +157,7 @@ class Pool:
             if self._reuse == "session" and container.reusable:
                 self._ready.put(container)
                 return
-            self._starters.submit(self._replace, container)
+            self._later(self._replace, container)
 
     def _replace(self, old: Container) -> None:
         old.close()

@@ -13,6 +13,7 @@ import hashlib
 import marshal
 import secrets
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -99,6 +100,20 @@ class Wire:
             raise SandboxError("the sandbox's runner failed", got=str(answer["fault"]))
         return answer, payload
 
+    def hung_up(self) -> bool:
+        """Whether the runner is known to be gone, without asking it anything. Costs microseconds."""
+        with self._in_use:
+            try:
+                self._socket.settimeout(0)
+                chunk = self._socket.recv(1 << 18)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return False
+            except OSError:
+                chunk = b""
+            self._add(chunk)  # last words, if any
+            self.ended = self.ended or not chunk
+            return self.ended
+
     def close(self) -> None:
         """Hang up; the runner then ends by itself. Idempotent."""
         with contextlib.suppress(OSError):
@@ -130,14 +145,17 @@ class Wire:
             if not chunk:
                 self.ended = True
                 raise SandboxError("the sandbox ended", got=self._why(None))
-            if self._multiplexed:
-                self._raw += chunk
-                self._demultiplex()
-            else:
-                self._data += chunk
+            self._add(chunk)
         taken = bytes(self._data[:size])
         del self._data[:size]
         return taken
+
+    def _add(self, chunk: bytes) -> None:
+        if self._multiplexed:
+            self._raw += chunk
+            self._demultiplex()
+        else:
+            self._data += chunk
 
     def _demultiplex(self) -> None:
         """Move every complete Docker frame: stdout to the data, stderr (a dying runner's last words) to the noise."""

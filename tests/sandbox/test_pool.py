@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 from own_engines import wait_until
-from sandbox_engines import make_engine
+from sandbox_engines import BACKENDS, make_engine
 
 from agentft.sandbox.base import ExecRequest
 from agentft.sandbox.container import Container
@@ -81,3 +81,16 @@ def test_what_waits_to_be_replaced_is_ended_when_the_pool_closes() -> None:
     pool.close()
     assert all(lease.broken for lease in leases)
     assert not pool._alive
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_container_that_died_while_it_waited_reaches_no_session(backend: str) -> None:
+    with closing(Pool(make_engine(backend), 2)) as pool:
+        assert wait_until(lambda: pool._ready.qsize() == 2, 20)
+        for dead in list(pool._alive):
+            dead._kill()
+        assert wait_until(lambda: all(dead.hung_up() for dead in list(pool._alive)), 10)
+        for _ in range(3):
+            with pool.lease() as lease:
+                assert lease.exec(ECHO).stdout == "x\n"
+        assert wait_until(lambda: pool._ready.qsize() == 2, 20)
