@@ -18,8 +18,8 @@ def main() -> None:
     session = SandboxSession(
         lang="python", image=image, skip_environment_setup=True, runtime_configs={"command": ["sleep", "infinity"]}
     )
-    session.open()
     try:
+        session.open()
         session.execute_command("mkdir -p /sandbox")
         session.execute_command("ln -s /usr/bin/python3 /usr/local/bin/python")  # the name that `run` calls
         print(json.dumps({"ready": True}), flush=True)
@@ -33,7 +33,8 @@ def main() -> None:
             seconds = time.perf_counter() - started
             print(json.dumps({"seconds": seconds, "exit_code": result.exit_code, "error": result.stderr}), flush=True)
     finally:
-        session.client.api.remove_container(session.container.id, force=True, v=True)  # close() waits ten seconds
+        if session.container is not None:  # also where open() failed half-way; close() waits ten seconds
+            session.client.api.remove_container(session.container.id, force=True, v=True)
 
 
 if __name__ == "__main__":
