@@ -78,6 +78,7 @@ def _add_data_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("--tokenizer", default="train", help="folder or hub name; `train` learns a small BPE from the data")
     p.add_argument("--vocab-size", type=int, default=4096)
     p.add_argument("--holdout", action="append", default=[], metavar="REPOSITORY", help="goes to the test split whole")
+    p.add_argument("--val-share", type=float, default=0.0, help="with --holdout: share of the other sessions for val")
     _json_flag(p)
     p = _verb(shards, "verify", "agentft.data.commands:verify", "Check every shard against its index and checksums.")
     p.add_argument("folder")

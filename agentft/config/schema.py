@@ -53,6 +53,7 @@ class DataConfig:
     remote: str | None = None  # s3://bucket/prefix to stream from; shards is then the local copy
     train_split: Literal["train", "val", "test"] = "train"  # split that is trained on
     eval_split: Literal["train", "val", "test"] = "test"  # split that is evaluated and probed on
+    calibration_split: Literal["val", "test"] | None = None  # split that the outcome head is calibrated on at the end
     batch_size: int = 16  # sessions in a global batch
     microbatch_size: int = 8  # sessions in one forward pass; rows are sorted by length before the cut
     num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks

@@ -116,6 +116,11 @@ def join(batches: Sequence[Batch]) -> Batch:
     return joined
 
 
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on ``device``."""
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
 def num_samples(batch: Batch) -> int:
     """Return the rows of a batch (Composer's ``get_num_samples_in_batch``)."""
     return len(batch["lengths"])

@@ -29,6 +29,7 @@ def write(arguments: argparse.Namespace) -> int:
         tokenizer=arguments.tokenizer,
         vocab_size=arguments.vocab_size,
         holdout=arguments.holdout,
+        val_share=arguments.val_share,
         progress=not arguments.json,
     )
     meta = report.meta

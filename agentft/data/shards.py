@@ -101,6 +101,8 @@ def write_shards(
     Raises:
         DataError: No usable session, an unknown holdout, a full disk, or an output folder that is no shard folder.
     """
+    if not 0 <= val_share < 1:
+        raise DataError("no share of the sessions", where="--val-share", got=val_share, expected="from 0 to below 1")
     target = Path(os.path.realpath(output))
     _refuse_foreign(target)
     _remove_partials(target)

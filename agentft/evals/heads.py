@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from agentft import losses
-from agentft.data.batch import collate
+from agentft.data.batch import collate, to_device
 from agentft.evals.metrics import Predictions
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating
@@ -25,7 +25,7 @@ def predict(model: AgentModel, samples: Sequence[Mapping[str, Any]], *, batch_si
     by_length = sorted(samples, key=lambda sample: len(sample["input_ids"]))
     with evaluating(model):
         for start in range(0, len(by_length), batch_size):
-            batch = collate(by_length[start : start + batch_size])
+            batch = to_device(collate(by_length[start : start + batch_size]), model.backbone.device)
             outputs = model(batch)
             _collect(found, batch, model.predictions(outputs))
             total += float(model.component_sums(outputs, batch)["code"])

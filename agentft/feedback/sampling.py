@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from agentft.config.schema import RewardConfig
-from agentft.data.batch import Batch, collate
+from agentft.data.batch import Batch, collate, to_device
 from agentft.errors import DataError
 from agentft.etai import Session
 from agentft.feedback.executions import Executions
@@ -274,10 +274,8 @@ def _sample(sampled: Sampled) -> dict[str, Any]:
 @torch.no_grad()
 def predict(model: AgentModel, batch: Batch, sampled: Sequence[Sampled]) -> None:
     """Note on each sampled call what the heads say about it, from one forward pass over ``rows_of`` them."""
-    device = model.backbone.device
-    moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
     with evaluating(model):
-        said = model.predictions(model(moved))
+        said = model.predictions(model(to_device(batch, model.backbone.device)))
     predictions = read_predictions(batch, said, tools=model.tools, intents=model.intents)
     for call in sampled:
         call.prediction = predictions.get((call.key, call.plan.step))

@@ -62,6 +62,7 @@ class BuiltRun:
     tokenizer: PreTrainedTokenizerBase
     feedback: ExecutionFeedback | None
     record: RunRecord
+    calibration: SessionDataset | None
 
     def close(self) -> None:
         """Close the trainer with its callbacks, and with them the sandbox. Idempotent."""
@@ -81,6 +82,7 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
     renderer = build_renderer(config, tokenizer, meta)
     train = build_loader(config.data, config.data.train_split, meta, shuffle=True, seed=config.seed)
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
+    calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
@@ -118,7 +120,9 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         seed=config.seed,
         deterministic_mode=on_cpu,
     )
-    return BuiltRun(trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record)
+    return BuiltRun(
+        trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record, calibration=calibration
+    )
 
 
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:
@@ -240,6 +244,16 @@ def build_cache(config: RunConfig, run_folder: Path) -> ResultCache:
     folder = Path(wanted.folder).expanduser() if wanted.folder else run_folder / "cache"
     disk = DiskStore(folder, mib=wanted.mib) if wanted.mib else None
     return ResultCache(disk=disk, verify_share=wanted.verify_share, seed=config.seed)
+
+
+def build_calibration(config: RunConfig, meta: ShardMeta) -> SessionDataset | None:
+    """Return the sessions that the outcome head is calibrated on; None where there are none or none are asked for."""
+    split = config.data.calibration_split
+    if split is None or meta.sessions(split) == 0:
+        return None
+    loader = build_loader(config.data, split, meta, shuffle=False, seed=config.seed, train=False).dataloader
+    assert isinstance(loader, SessionLoader)
+    return loader.dataset
 
 
 def probe_sessions(held_out: DataSpec) -> list[Session]:

@@ -24,7 +24,8 @@ from agentft.report.page import print_page
 
 PACKAGES = ("boltons==26.2.0", "cachetools==8.0.2", "toolz==1.2.0")
 HELD_OUT = "toolz"
-SESSIONS = 220
+SESSIONS = 280
+VAL_SHARE = 0.13
 CONFIG = "yamls/agent/tiny-glm.yaml"
 PATH_ACCURACY_SESSIONS = 20
 
@@ -42,7 +43,8 @@ def command(arguments: argparse.Namespace) -> int:
     with _stage(console, seconds, "synth", "repair sessions from real packages, every step executed"):
         _agentft("synth", *_each("--package", PACKAGES), "-n", SESSIONS, "-o", sessions, "--backend", backend)
     with _stage(console, seconds, "shards", "tokens, masks and anchors into shards"):
-        _agentft("shards", "write", sessions, "-o", work / "shards", "--config", CONFIG, "--holdout", HELD_OUT)
+        splits = ("--holdout", HELD_OUT, "--val-share", VAL_SHARE)
+        _agentft("shards", "write", sessions, "-o", work / "shards", "--config", CONFIG, *splits)
     keep_previous(run, console)
     overrides = [
         f"run_name={run.name}",

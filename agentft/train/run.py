@@ -18,12 +18,16 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agentft.config.load import to_yaml
 from agentft.config.schema import RunConfig
 from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError, ConfigError
 from agentft.train.check import load_run_config
 from agentft.train.preflight import preflight, run_folder
+
+if TYPE_CHECKING:
+    from agentft.train.build import BuiltRun
 
 FIRST_RANK_SPEAKS_S = 5.0
 
@@ -92,19 +96,38 @@ def _train(config: RunConfig, folder: Path) -> None:
         share = len(os.sched_getaffinity(0)) // dist.get_local_world_size()
         torch.set_num_threads(config.train.threads or max(1, share))
     run = build(config, folder)
+    calibration: dict[str, Any] | None = None
     try:
         built = time.monotonic()
         run.trainer.fit()
         fitted = time.monotonic()
         if dist.get_global_rank() == 0:
+            calibration = _calibrate(run) if config.data.calibration_split else None
             save_model(run.model, folder / "model", tokenizer=Path(config.data.shards) / "tokenizer")
         seconds = {"build": built - started, "fit": fitted - built, "save": time.monotonic() - fitted}
-        write_summary(folder, run, seconds)
+        write_summary(folder, run, seconds, calibration)
     finally:
         run.close()
     if dist.get_global_rank() == 0:
         print(f"{folder}: {run.trainer.state.timestamp.batch.value} batches in {fitted - built:.0f} s; next:")
         print(*([f"  agentft traces {folder}"] if run.feedback else []), f"  agentft eval {folder}", sep="\n")
+
+
+def _calibrate(run: BuiltRun) -> dict[str, Any] | None:
+    """Calibrate the outcome head of the model that will be saved; say so where there is too little to go by."""
+    from agentft.evals.calibrate import FEWEST_RUNS, calibrate_outcome
+    from agentft.feedback.judged import session_of
+
+    dataset = run.calibration
+    samples = [] if dataset is None else [dataset[row] for row in range(dataset.num_samples)]
+    found = calibrate_outcome(run.model, samples, [session_of(sample["record"]) for sample in samples])
+    if found is None:
+        what = f"{FEWEST_RUNS} runs of code, passed and failed, in data.calibration_split"
+        print(f"outcome head: not calibrated; it takes {what}")
+        return None
+    moved = f"{found.brier_before:.3f} -> {found.brier_after:.3f}"
+    print(f"outcome head: calibrated on {found.runs} runs of code that were not trained on, Brier there {moved}")
+    return found.as_dict()
 
 
 def _report(folder: Path | None, first: bool, text: str) -> None:

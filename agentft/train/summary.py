@@ -20,8 +20,13 @@ from agentft.train.build import BuiltRun
 PACKAGES = ("mosaicml", "mosaicml-streaming", "torch", "transformers", "numpy", "docker")
 
 
-def write_summary(folder: Path, run: BuiltRun, seconds: Mapping[str, float]) -> None:
-    """Write the training's part of ``summary.json``. A collective call; the first rank writes."""
+def write_summary(
+    folder: Path, run: BuiltRun, seconds: Mapping[str, float], calibration: Mapping[str, Any] | None
+) -> None:
+    """Write the training's part of ``summary.json``. A collective call; the first rank writes.
+
+    ``calibration``: what ``evals.calibrate`` fitted, None where nothing was.
+    """
     parts = dist.all_gather_object(run.feedback.summary() if run.feedback else {})
     if dist.get_global_rank() != 0:
         return
@@ -31,6 +36,7 @@ def write_summary(folder: Path, run: BuiltRun, seconds: Mapping[str, float]) -> 
         "batches": timestamp.batch.value,
         "loss": run.record.loss_summary(),
         "eval_loss": run.record.eval_losses,
+        "calibration": calibration,
         "tokens": {"trained": trained, "context": timestamp.token.value - trained},
         **feedback_summary(folder, parts),
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
