@@ -75,8 +75,8 @@ def read_tools(files: Sequence[str]) -> tuple[list[UserTool], list[ConfigError]]
 
 def _entries(file: str, problems: list[ConfigError]) -> Iterable[tuple[Any, str]]:
     try:
-        root = yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        whole = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        text = Path(file).read_text(encoding="utf-8")
+        root, whole = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except OSError as error:
         problems.append(ConfigError("the file of tools cannot be read", where=file, got=error.strerror))
         return []

@@ -26,7 +26,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 import docker
 from agentft.errors import SandboxError, boundary
-from agentft.sandbox.docker import connect, image_reference
+from agentft.sandbox.docker import RECIPE_LABEL, connect, image_reference
 from agentft.sandbox.local import rootfs_folder
 
 Base = Literal["auto", "registry", "debootstrap"]
@@ -50,7 +50,7 @@ RECIPES = {
     ),
     "node": Recipe(registry="node:20-slim", packages=(*TOOLS, "python3", "nodejs"), npm=True),
 }
-RECIPE_LABEL, BASE_LABEL = "agentft.recipe", "agentft.base"
+BASE_LABEL = "agentft.base"
 MARKER = "etc/agentft-base"
 UNUSED = ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt", "var/lib/apt/lists")
 REGISTRY_TIMEOUT_S = 10

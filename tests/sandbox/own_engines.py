@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from agentft.sandbox.conformance.dockerd import children_of, processes_of
 from agentft.sandbox.docker import connect
 
 STARTED_WITHIN_S = 30.0
@@ -84,7 +85,7 @@ class OwnDockerd:
 
     def kill(self) -> None:
         """SIGKILL dockerd and its containerd: from here on the host is gone."""
-        for pid in (self._process.pid, *self._pids("containerd")):
+        for pid in (self._process.pid, *processes_of(self.folder, "containerd")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -92,26 +93,16 @@ class OwnDockerd:
     def close(self) -> None:
         """End it and remove every process, mount, control group and file that it made (it keeps nothing elsewhere)."""
         self.kill()
-        for shim in self._pids("containerd-shim"):
-            for pid in (*children(shim), shim):
+        for shim in processes_of(self.folder, "containerd-shim"):
+            for pid in (*children_of(shim), shim):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not self._pids(""), 5)
+        wait_until(lambda: not processes_of(self.folder), 5)
         remove_folder(self.folder)
         for group in Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}/"):
             for inner in sorted((*group.glob("**/"), group), reverse=True):
                 with contextlib.suppress(OSError):
                     inner.rmdir()
-
-    def _pids(self, program: str) -> list[int]:
-        """Return the processes of this engine, by their command line; all of them for an empty name."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().decode(errors="replace").split("\0")
-                if any(str(self.folder) in word for word in words) and Path(words[0]).name.startswith(program):
-                    found.append(int(path.parent.name))
-        return found
 
 
 @contextlib.contextmanager
@@ -195,14 +186,6 @@ def make_certificates(folder: Path, address: str) -> Path:
         made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         write(stem, key_name, key, made.sign(authority, hashes.SHA256()))
     return folder
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process."""
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def wait_until(check: Callable[[], bool], within_s: float) -> bool:

@@ -18,6 +18,7 @@ from agentft.errors import SandboxError
 from agentft.etai import InlineWorkspace
 from agentft.sandbox import owner
 from agentft.sandbox.base import ExecRequest, HostAwayError
+from agentft.sandbox.conformance.dockerd import processes_of
 from agentft.sandbox.docker import connect, list_containers, remove_leftovers
 from agentft.sandbox.executor import LiveExecutor
 from agentft.sandbox.hosts import HostPool, open_hosts
@@ -65,7 +66,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     left = [line for line in Path("/proc/mounts").read_text().splitlines() if "/tmp/aft-" in line]
     assert not left, left
     assert Path("/sys/class/net/docker0").exists() == bridge
-    assert not any(engine._pids("") for engine in engines)
+    assert not any(processes_of(engine.folder) for engine in engines)
 
 
 def test_tls_is_checked_on_both_sides(two: Two, tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from own_engines import wait_until
 from sandbox_engines import BACKENDS, LIMITS, make_engine
 
 from agentft.errors import SandboxError
@@ -15,15 +16,6 @@ from agentft.sandbox import owner
 from agentft.sandbox.base import ExecRequest
 from agentft.sandbox.container import Container
 from agentft.sandbox.pool import Pool, open_sandbox
-
-
-def eventually(check: Callable[[], bool], within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if check():
-            return True
-        time.sleep(0.05)
-    return check()
 
 
 @pytest.mark.engine
@@ -91,7 +83,7 @@ def test_closing_the_pool_ends_what_runs(pool: Pool) -> None:
 
     thread = threading.Thread(target=long_call)
     thread.start()
-    assert eventually(lambda: any(container.uses for container in list(pool._alive)), 10)
+    assert wait_until(lambda: any(container.uses for container in list(pool._alive)), 10)
     time.sleep(0.2)
     pool.close()
     pool.close()

@@ -74,7 +74,7 @@ class OwnDockerd:
         """SIGKILL dockerd and its containerd; containers may live on."""
         if self._process is None:
             return
-        for pid in (self._process.pid, *self._pids("containerd")):
+        for pid in (self._process.pid, *processes_of(self.folder, "containerd")):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -100,8 +100,8 @@ class OwnDockerd:
         """End it and everything that it started, mounted or wrote. Idempotent."""
         self.kill()
         for _ in range(50):
-            pids = self._pids("")
-            children = [child for pid in pids for child in _children(pid)]
+            pids = processes_of(self.folder)
+            children = [child for pid in pids for child in children_of(pid)]
             for pid in (*children, *pids):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -117,18 +117,20 @@ class OwnDockerd:
                     inner.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _pids(self, program: str) -> list[int]:
-        """Return its processes by their command line; all of them for an empty name."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().decode(errors="replace").split("\0")
-                if any(str(self.folder) in word for word in words) and Path(words[0]).name.startswith(program):
-                    found.append(int(path.parent.name))
-        return found
+
+def processes_of(folder: Path, program: str = "") -> list[int]:
+    """Return the processes of the engine in ``folder``, by their command line; all of them for an empty name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if any(str(folder) in word for word in words) and Path(words[0]).name.startswith(program):
+                found.append(int(path.parent.name))
+    return found
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
