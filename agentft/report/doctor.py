@@ -99,7 +99,7 @@ def check_image() -> Row:
     hint = "agentft sandbox build"
     try:
         client = docker.from_env(timeout=5)
-        tags = [tag for image in client.images.list() for tag in image.tags if tag.startswith("agentft")]
+        tags = [tag for image in client.api.images() for tag in image["RepoTags"] or () if tag.startswith("agentft")]
         client.close()
     except Exception:
         return Row(name="sandbox image", state="warn", found="not known: no engine answers", hint=hint)

@@ -136,3 +136,15 @@ def test_every_verb_names_a_function_that_exists() -> None:
         if function not in names:
             missing.append(f"{module}:{function}")
     assert missing == []
+
+
+@pytest.mark.parametrize("path", SHORT_FILES, ids=lambda path: str(path.relative_to(REPO)))
+def test_listings_of_an_engine_do_not_race_with_removals(path: Path) -> None:
+    """Docker's SDK inspects every container or image that it lists, and fails when one of them goes meanwhile."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "list":
+            owner = ast.unparse(node.func.value)
+            assert not owner.endswith(".images"), f"{path}:{node.lineno}: use client.api.images()"
+            if owner.endswith(".containers"):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert given.get("sparse") == "True", f"{path}:{node.lineno}: containers.list needs sparse=True"

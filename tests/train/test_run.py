@@ -232,7 +232,8 @@ def _containers() -> list[str]:
     import docker
 
     client = docker.from_env()
-    found = client.containers.list(all=True, filters={"label": f"agentft.run=killed-{os.getpid()}"})
+    label = f"agentft.run=killed-{os.getpid()}"
+    found = client.containers.list(all=True, filters={"label": label}, sparse=True)
     client.close()
     return [container.id for container in found]
 
