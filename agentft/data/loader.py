@@ -24,21 +24,20 @@ import numpy as np
 import numpy.typing as npt
 from composer.core import DataSpec
 from composer.utils import dist
-from streaming import Stream, StreamingDataLoader, StreamingDataset
+from streaming import StreamingDataLoader, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
 from streaming.base.world import World
 
 from agentft.config.schema import DataConfig
 from agentft.data.batch import collate, num_samples, num_tokens, split
-from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, load_meta, parse_meta
-from agentft.data.shared_memory import clean_stale, living_readers, one_job_at_a_time
-from agentft.data.storage import Digest, LocalStore, Store, open_store
+from agentft.data.meta import SPLITS, ShardMeta, load_meta
+from agentft.data.remote import HASH, SessionStream, check_remote, copy_side_files, refuse_shared_copy
+from agentft.data.shared_memory import clean_stale, one_job_at_a_time
 from agentft.errors import AgentFTError, ConfigError, DataError
 from agentft.etai import Split
 
 log = logging.getLogger(__name__)
-HASH = "xxh64"
 _DOWNLOAD_TIMEOUT_S, _DOWNLOAD_RETRIES = 60, 2
 
 Sample = dict[str, Any]
@@ -68,31 +67,11 @@ def open_shards(data: DataConfig) -> ShardMeta:
         parts = [str(folder.absolute() / split) for split in SPLITS]
         clean_stale(parts)
         if data.remote is not None:
-            _refuse_shared_copy(folder, parts)
-            _copy_side_files(check_remote(data.remote), folder)
+            refuse_shared_copy(folder, parts)
+            copy_side_files(check_remote(data.remote), folder)
     if dist.get_world_size() > 1:
         dist.barrier()
     return load_meta(folder)
-
-
-def check_remote(uri: str) -> Store:
-    """Return the store of a finished publication, or say in seconds why it cannot be streamed.
-
-    Streaming itself answers some refusals by retrying without credentials, over and over: so this comes first.
-    """
-    store = open_store(uri)
-    store.check()
-    raw = store.read(META_NAME)
-    if raw is None:
-        raise DataError("no shards here", where=uri, hint="publish them: `agentft shards upload FOLDER " + uri + "`")
-    meta = parse_meta(raw, where=f"{uri}/{META_NAME}")
-    for name, part in meta.splits.items():
-        index = store.read(f"{name}/{INDEX_NAME}")
-        if index is None or Digest.of_bytes(index).sha256 != part.index_sha256:
-            got = "no index" if index is None else "an index of other shards"
-            hint = "repeat `agentft shards upload`: it goes on where it stopped"
-            raise DataError(f"split {name!r} is not published completely", where=uri, got=got, hint=hint)
-    return store
 
 
 def build_loader(
@@ -142,22 +121,6 @@ def build_loader(
         get_num_samples_in_batch=num_samples,
         get_num_tokens_in_batch=num_tokens,
     )
-
-
-class SessionStream(Stream):
-    """A stream whose shards are unpacked under a name of this process: two jobs may share a local folder."""
-
-    def _decompress_shard_part(self, zip_info: Any, zip_filename: str, raw_filename: str, compression: Any) -> None:
-        from streaming.base.compression import decompress
-        from streaming.base.hashing import get_hash
-
-        packed = Path(zip_filename).read_bytes()
-        if get_hash(HASH, packed) != zip_info.hashes.get(HASH):
-            hint = "fetch or write this shard again; `agentft shards verify` names every damaged one"
-            raise DataError("shard is damaged: its checksum is not the one of its index", where=zip_filename, hint=hint)
-        LocalStore(Path(raw_filename).parent).put(Path(raw_filename).name, decompress(compression, packed))
-        if not self.safe_keep_zip:
-            Path(zip_filename).unlink(missing_ok=True)
 
 
 class SessionDataset(StreamingDataset):
@@ -351,37 +314,6 @@ def _check_size(data: DataConfig, split_name: Split, meta: ShardMeta, *, train: 
             hint=f"set data.batch_size to at most {rows}",
         )
     return rows // data.batch_size * data.batch_size if train else rows
-
-
-def _copy_side_files(store: Store, folder: Path) -> None:
-    """Copy ``meta.json`` and the tokenizer of a publication to the local copy, unless they are there already."""
-    raw = store.read(META_NAME)
-    assert raw is not None, "check_remote has read it"
-    local = LocalStore(folder)
-    mine = local.read(META_NAME)
-    if mine is not None and mine != raw:
-        raise DataError(
-            "the local copy belongs to other shards",
-            where=str(folder),
-            got=f"{META_NAME} differs from the one in {store.uri}",
-            hint=f"remove {folder} or set data.shards to another folder",
-        )
-    for key in [*store.keys(f"{TOKENIZER_NAME}/"), META_NAME]:
-        content = raw if key == META_NAME else store.read(key)
-        if content is not None and local.read(key) != content:
-            local.put(key, content)
-
-
-def _refuse_shared_copy(folder: Path, parts: list[str]) -> None:
-    """Two jobs that download into one folder take each other's files away."""
-    readers = living_readers(parts)
-    if readers:
-        raise DataError(
-            "another job that is alive streams into the same folder",
-            where=str(folder),
-            got="process " + ", ".join(map(str, sorted(readers))),
-            hint="give this run its own data.shards folder, or wait for the other job",
-        )
 
 
 @contextmanager

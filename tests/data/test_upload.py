@@ -17,8 +17,8 @@ from support_s3 import S3Server, make_client
 from agentft import cli
 from agentft.config.schema import FeedbackPositionsConfig, TextConfig
 from agentft.data import shards as shards_module
-from agentft.data.loader import check_remote
 from agentft.data.meta import load_meta
+from agentft.data.remote import check_remote
 from agentft.data.shards import write_shards
 from agentft.data.storage import Digest, LocalStore, S3Store, StorageError, open_store
 from agentft.data.upload import upload_shards
