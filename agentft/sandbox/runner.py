@@ -4,7 +4,7 @@ The host sends the source of this file and its siblings on the command line, so 
 it, and runner and host can never differ. It reads requests on stdin and answers on stdout.
 
 A frame is ``>II`` (length of header, length of body), the header and the body (bytes). The header of a request is
-marshalled, which is quick to read but safe only from a sender that is trusted; that of an answer is a Python literal.
+marshalled, which is quick to read but safe only from a sender that is trusted; that of an answer is JSON.
 Every request carries an ``id`` that nobody inside can guess; the reply repeats it. Requests by ``op``:
 
 - ``ping``; ``reset``: wipe the folders of the configuration, leave one process
@@ -23,7 +23,7 @@ A runner that cannot protect itself refuses to start (``python3-minimal`` has no
 
 from __future__ import annotations
 
-import ast
+import json
 import marshal
 import os
 import select
@@ -50,11 +50,11 @@ COUNTERS = (  # event, file of cgroup v2 or v1, key
 def main() -> None:
     """Protect the process, say hello, serve until the host hangs up.
 
-    The configuration (a Python literal, the first argument) has ``workspace``; ``wipe``, the folders that a reset
+    The configuration (JSON, the first argument) has ``workspace``; ``wipe``, the folders that a reset
     empties; optionally ``uid``, the user to become; ``rlimits``, name without RLIMIT_ → value; and ``watch``
     {memory_bytes, pids}, limits to enforce by sampling where no cgroup does.
     """
-    config = ast.literal_eval(sys.argv[1])
+    config = json.loads(sys.argv[1])
     os.umask(0o022)
     drop_privileges(config)
     protect()
@@ -376,7 +376,7 @@ def read_exactly(size: int) -> bytes:
 
 def send(answer: dict[str, Any], payload: bytes = b"") -> None:
     """Write one frame to the host."""
-    header = ascii(answer).encode("ascii")
+    header = json.dumps(answer).encode("ascii")
     left = memoryview(HEADER.pack(len(header), len(payload)) + header + payload)
     while left:
         left = left[os.write(1, left) :]

@@ -2,14 +2,14 @@
 
 One ``Wire`` serves both transports: Docker's attach stream (which wraps output in frames of its own, one per chunk
 of stdout or stderr) and the socket pair of a bubblewrap process. What arrives is not trusted: sizes are bounded, the
-header is parsed as a literal, and an answer that does not repeat the call's id ends the sandbox.
+header is parsed as JSON, and an answer that does not repeat the call's id ends the sandbox.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
+import json
 import marshal
 import secrets
 import socket
@@ -52,7 +52,7 @@ def runner_version() -> str:
 
 def runner_command(config: dict[str, Any]) -> list[str]:
     """Return the command line of PID 1 (``python3`` must be on the sandbox's PATH)."""
-    return ["python3", "-I", "-S", "-B", "-c", runner_source(), ascii(config)]
+    return ["python3", "-I", "-S", "-B", "-c", runner_source(), json.dumps(config)]
 
 
 class Wire:
@@ -127,8 +127,8 @@ class Wire:
             raise SandboxError("the sandbox sent a frame that is too large", got=f"{header_size} + {body_size} bytes")
         text = self._take(header_size, deadline)
         try:
-            answer = ast.literal_eval(text.decode("ascii"))
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as cause:
+            answer = json.loads(text)
+        except (ValueError, MemoryError, RecursionError) as cause:
             raise SandboxError("the sandbox sent a frame that cannot be read", got=text[:200]) from cause
         if not isinstance(answer, dict):
             raise SandboxError("the sandbox sent a frame that cannot be read", got=text[:200])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 import socket
 import struct
@@ -20,7 +21,7 @@ from agentft.sandbox.wire import HEADER, Wire
 
 
 def frame(answer: object, body: bytes = b"") -> bytes:
-    header = ascii(answer).encode()
+    header = json.dumps(answer).encode()
     return HEADER.pack(len(header), len(body)) + header + body
 
 
@@ -84,7 +85,7 @@ def test_docker_frames_of_any_size_are_joined_and_stderr_is_kept_apart(size: int
         (lambda call: HEADER.pack(1 << 30, 0), "too large"),
         (lambda call: HEADER.pack(4, 0) + b"\xff\xff\xff\xff", "cannot be read"),
         (lambda call: HEADER.pack(14, 0) + b"__import__('x'", "cannot be read"),
-        (lambda call: HEADER.pack(3000, 0) + b"(" * 3000, "cannot be read"),
+        (lambda call: HEADER.pack(3000, 0) + b"[" * 3000, "cannot be read"),
         (lambda call: frame([call]), "cannot be read"),
         (lambda call: b"\0\0", "did not answer"),
     ],

@@ -135,8 +135,9 @@ def forged_answer(stage: Stage) -> Seen:
 def forged_frame(stage: Stage) -> Seen:
     """A perfect imitation of a successful answer on stdout and stderr is output, not an answer."""
     code = (
-        "import struct, sys\n"
-        "answer = ascii({'id': '0' * 32, 'status': 'ok', 'exit_code': 0, 'out': 0, 'err': 0, 'hits': []}).encode()\n"
+        "import json, struct, sys\n"
+        "answer = {'id': '0' * 32, 'status': 'ok', 'exit_code': 0, 'out': 0, 'err': 0, 'hits': []}\n"
+        "answer = json.dumps(answer).encode()\n"
         "frame = struct.pack('>II', len(answer), 0) + answer\n"
         "docker = struct.pack('>BxxxI', 1, len(frame)) + frame\n"
         "for stream in (sys.stdout, sys.stderr): stream.buffer.write(docker + frame)\n"
