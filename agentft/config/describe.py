@@ -1,4 +1,4 @@
-"""What each setting means (floor 1): the line of doc beside each field of ``schema.py``, by dotted key.
+"""What each setting means (floor 1): the line of doc beside each field of the configuration, by dotted key.
 
 Used by error messages and by the test that keeps the shipped YAMLs complete.
 """
@@ -9,6 +9,7 @@ import ast
 import functools
 import inspect
 import io
+import sys
 import tokenize
 import types
 import typing
@@ -62,16 +63,18 @@ def spell_type(kind: Any) -> str:
 
 
 def _comments_by_field() -> dict[tuple[str, str], str]:
-    """Read the comment on the line where each field of each dataclass starts or ends."""
-    source = inspect.getsource(schema)
+    """Read the comment on the line where each field of each dataclass starts or ends, in every module of sections."""
+    modules = sorted({owner.__module__ for _, owner, _, _ in walk(schema.RunConfig)})
+    return {key: text for module in modules for key, text in _comments_in(inspect.getsource(sys.modules[module]))}
+
+
+def _comments_in(source: str) -> Iterator[tuple[tuple[str, str], str]]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comment_at = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
-    found: dict[tuple[str, str], str] = {}
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 comment = comment_at.get(item.lineno) or comment_at.get(item.end_lineno or item.lineno)
-                found[node.name, item.target.id] = comment or ""
-    return found
+                yield (node.name, item.target.id), comment or ""
