@@ -12,6 +12,8 @@ from typing import Literal
 
 from omegaconf import MISSING
 
+from agentft.config.algorithms import AlgorithmsConfig, CurriculumConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
@@ -58,6 +60,7 @@ class DataConfig:
     microbatch_size: int = 8  # sessions in one forward pass; rows are sorted by length before the cut
     num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks
     num_workers: int = 0  # loader processes a rank
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)  # order of the sessions within an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,5 +233,6 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # learning rates and their schedule
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)  # what is executed while training
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)  # where it is executed
+    algorithms: AlgorithmsConfig = field(default_factory=AlgorithmsConfig)  # what bends training, watches or ends it
     train: TrainConfig = field(default_factory=TrainConfig)  # how long and on what
     loggers: LoggersConfig = field(default_factory=LoggersConfig)  # where numbers go
