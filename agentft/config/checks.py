@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentft.config import forgetting
 from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
 
@@ -43,6 +44,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_data(config, world_size)
     yield from _check_feedback(config)
     yield from _check_hosts(config)
+    yield from _check_forgetting(config, world_size)
 
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
@@ -56,6 +58,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "data.num_canonical_nodes": d.num_canonical_nodes,
         "feedback.policy.calls": f.policy.calls,
         "feedback.probe.calls": f.probe.calls,
+        "feedback.distillation.max_calls": f.distillation.max_calls,
         "sandbox.workers": s.workers,
         "sandbox.memory_mib": s.memory_mib,
         "sandbox.pids": s.pids,
@@ -81,6 +84,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "model.feedback_positions.rotary_base": config.model.feedback_positions.rotary_base,
         "feedback.policy.temperature": f.policy.temperature,
         "feedback.probe.temperature": f.probe.temperature,
+        "feedback.distillation.temperature": f.distillation.temperature,
         "feedback.wait_s": f.wait_s,
         "sandbox.timeout_s": s.timeout_s,
         "sandbox.cpus": s.cpus,
@@ -221,6 +225,17 @@ def _check_feedback(config: RunConfig) -> Iterator[Problem]:
             got=config.run_name,
             expected="letters, digits, dot, dash and underscore",
         )
+
+
+def _check_forgetting(config: RunConfig, world_size: int) -> Iterator[Problem]:
+    for parts in forgetting.problems(
+        config.forgetting,
+        batch_size=config.data.batch_size,
+        shards=config.data.shards,
+        path=config.model.path,
+        world_size=world_size,
+    ):
+        yield Problem(**parts)
 
 
 def _check_hosts(config: RunConfig) -> Iterator[Problem]:

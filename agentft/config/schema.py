@@ -13,6 +13,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from agentft.config.algorithms import AlgorithmsConfig, CurriculumConfig
+from agentft.config.forgetting import ForgettingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,9 @@ class LossConfig:
     policy: ScheduleConfig = field(  # policy gradient on exactly the tokens of executed calls
         default_factory=lambda: ScheduleConfig(start=0.05)
     )
+    distill: ScheduleConfig = field(  # KL of failed calls from what the model would write knowing the error
+        default_factory=lambda: ScheduleConfig(start=0.0)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +149,14 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Feedback distillation of failed calls; its weight over time is ``loss.distill`` (0: nothing is run for it)."""
+
+    temperature: float = 1.0  # both distributions are softened by it
+    max_calls: int = 8  # failed calls of a global batch, at most
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """Shaped reward of one execution."""
 
@@ -163,6 +175,7 @@ class FeedbackConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)  # calls sampled on training sessions
     probe: ProbeConfig = field(default_factory=ProbeConfig)  # calls sampled on held-out sessions
     reward: RewardConfig = field(default_factory=RewardConfig)  # shaped reward of one execution
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)  # failed calls, with the error as hint
     grammar: bool = True  # calls are sampled within the grammar of a call; false shows how many the model writes well
     max_infra_share: float = 0.2  # share of lost executions (of at least 20) beyond which the run stops
     wait_s: float = 120.0  # longest wait for one execution before it counts as lost
@@ -230,6 +243,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)  # the backbone
     data: DataConfig = field(default_factory=DataConfig)  # shards and batches
     loss: LossConfig = field(default_factory=LossConfig)  # weights of the components over time
+    forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)  # what keeps earlier stages alive
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # learning rates and their schedule
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)  # what is executed while training
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)  # where it is executed
