@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentft.config import forgetting
+from agentft.config import forgetting, objectives
 from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
 
@@ -46,6 +46,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_hosts(config)
     yield from _check_forgetting(config, world_size)
 
+    yield from _check_objectives(config)
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
     o, f, s, t, d = config.optimizer, config.feedback, config.sandbox, config.text, config.data
@@ -259,3 +260,13 @@ def _check_hosts(config: RunConfig) -> Iterator[Problem]:
             got=sandbox.runtime or sandbox.hosts,
             hint=f"set feedback.backend=docker (on a Ray cluster, sandbox.hosts=[{RAY_AUTO}] goes with local too)",
         )
+def _check_objectives(config: RunConfig) -> Iterator[Problem]:
+    for parts in objectives.problems(
+        config.objectives,
+        stage=config.stage,
+        backend=config.feedback.backend,
+        calibration_split=config.data.calibration_split,
+    ):
+        yield Problem(**parts)
+
+

@@ -33,8 +33,14 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
     for item in fields(cls):
         key, kind = f"{prefix}{item.name}", hints[item.name]
         yield key, cls, item.name, kind
-        if is_dataclass(kind):
-            yield from walk(kind, f"{key}.")  # type: ignore[arg-type]
+        if section := section_of(kind):
+            yield from walk(section, f"{key}.")
+
+
+def section_of(kind: Any) -> type | None:
+    """Return the dataclass of a section, also of one that may be null; None for a value."""
+    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return next((part for part in parts if is_dataclass(part) and isinstance(part, type)), None)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentft.config.checks import Problem, check
-from agentft.config.describe import field_docs, spell_type, types_by_key
+from agentft.config.describe import field_docs, section_of, spell_type, types_by_key
 from agentft.config.schema import RunConfig, ScheduleConfig
 from agentft.errors import ConfigError
 
@@ -186,7 +186,7 @@ def _setting(
     kind = types_by_key().get(key)
     if kind is None:
         problems.append(_KeyError(key, f"unknown key {key}", where=place, hint=_suggest(key)))
-    elif is_dataclass(kind) and isinstance(node, yaml.MappingNode):
+    elif section_of(kind) and isinstance(node, yaml.MappingNode):
         yield from _flatten(node, f"{key}.", where, problems)
     else:
         try:
@@ -218,7 +218,7 @@ def _construct(node: yaml.Node, kind: Any) -> Any:
 
 def _wrong_kind(key: str, kind: Any, value: Any) -> str | None:
     """Name the mismatches that a lenient conversion would let through."""
-    if is_dataclass(kind):
+    if section_of(kind) and (is_dataclass(kind) or value is not None):
         return f"{key} is a section, not a value"
     if isinstance(value, dict):
         return f"{key} is a value, not a section"
@@ -257,7 +257,7 @@ def _writable(node: DictConfig) -> DictConfig:
     OmegaConf.set_readonly(node, False)
     for key in node:
         child = node._get_node(key)
-        if isinstance(child, DictConfig):
+        if isinstance(child, DictConfig) and not child._is_none():
             _writable(child)
     return node
 
@@ -268,6 +268,9 @@ def _apply(tree: DictConfig, settings: Sequence[Setting], problems: list[ConfigE
         if name == "kind" and types_by_key().get(section) is ScheduleConfig:
             OmegaConf.update(tree, section, _writable(OmegaConf.structured(ScheduleConfig)), merge=False)
     for setting in settings:
+        section, _, _ = setting.key.rpartition(".")
+        if section and OmegaConf.select(tree, section) is None and (kind := section_of(types_by_key()[section])):
+            OmegaConf.update(tree, section, _writable(OmegaConf.structured(kind)), merge=False)
         try:
             OmegaConf.update(tree, setting.key, setting.value, merge=False)
         except OmegaConfBaseException:
@@ -291,7 +294,8 @@ def _add_missing(tree: DictConfig, problems: list[ConfigError], places: dict[str
 def _resolve(tree: DictConfig, problems: list[ConfigError], places: dict[str, str], path: str) -> None:
     """Replace every ``${…}`` by its value, one problem for each that cannot be."""
     for key, kind in types_by_key().items():
-        if is_dataclass(kind):
+        section = key.rpartition(".")[0]
+        if section_of(kind) or (section and OmegaConf.select(tree, section) is None):
             continue
         try:
             OmegaConf.update(tree, key, OmegaConf.select(tree, key), merge=False)

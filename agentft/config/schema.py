@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from agentft.config.algorithms import AlgorithmsConfig, CurriculumConfig
 from agentft.config.forgetting import ForgettingConfig
+from agentft.config.objectives import ObjectivesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,3 +251,4 @@ class RunConfig:
     algorithms: AlgorithmsConfig = field(default_factory=AlgorithmsConfig)  # what bends training, watches or ends it
     train: TrainConfig = field(default_factory=TrainConfig)  # how long and on what
     loggers: LoggersConfig = field(default_factory=LoggersConfig)  # where numbers go
+    objectives: ObjectivesConfig | None = None  # stage pretrain: what is predicted; null elsewhere

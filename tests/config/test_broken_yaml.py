@@ -39,6 +39,19 @@ BROKEN: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
         2,
         ("feedback.replay_from has no effect", "feedback.backend=docker", "feedback.backend=replay"),
     ),
+    "objectives outside of pretraining": (
+        "run_name: t",
+        "run_name: t\nobjectives: {fim: 0.2}",
+        2,
+        ("objectives have no effect in this stage", "set stage=pretrain"),
+    ),
+    "feedback while pretraining": ("run_name: t", "run_name: t\nstage: pretrain", 2, ("set feedback.backend=off",)),
+    "a share of masked words without masking": (
+        "run_name: t",
+        "run_name: t\nstage: pretrain\nfeedback: {backend: off}\nobjectives: {mask_most: 0.3}",
+        4,
+        ("objectives.mask_most has no effect", "objectives.masked=0"),
+    ),
     "a cache without a size": (
         "run_name: t",
         "run_name: t\nsandbox: {cache: {folder: /x, mib: 0}}",
