@@ -235,7 +235,7 @@ class RunConfig:
     """Everything that a run is."""
 
     run_name: str = MISSING  # folder under runs_dir
-    stage: Literal["agent"] = "agent"  # what the run trains: the agent with its four heads
+    stage: Literal["agent", "pretrain"] = "agent"  # the agent with its four heads, or its language model on a corpus
     runs_dir: str = "runs"  # folder of all runs
     overwrite: bool = False  # remove an earlier run of this name first; without it such a run is refused
     seed: int = 17  # of initialisation, order and sampling
