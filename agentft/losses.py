@@ -17,6 +17,9 @@ from torch import Tensor
 COMPONENTS: tuple[str, ...] = ("code", "intent", "tool", "cursor", "reward", "policy")
 """Names of the components, in the order in which they are logged."""
 
+EXTRA_COMPONENTS: tuple[str, ...] = ("lm", "distill")
+"""Components that only some runs have (``agentft.models.extra_losses``), logged after the others."""
+
 NO_TARGET = -100
 """Label of a token or tool that is not trained."""
 
@@ -92,6 +95,20 @@ def reward_sum(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     return (mask * (torch.sigmoid(logits.float()) - targets) ** 2).sum()
 
 
+def distill_sum(student: Tensor, teacher: Tensor, temperatures: Tensor) -> Tensor:
+    """Σ τ²·KL(softmax(teacher/τ)‖softmax(student/τ)) (Hinton et al. 2015); no gradient reaches the teacher.
+
+    Args:
+        student: [N, V] logits, any float type.
+        teacher: [N, V] logits of the same tokens.
+        temperatures: [N] float32, τ of each position.
+    """
+    soft = temperatures[:, None]
+    taught = F.log_softmax(teacher.detach().float() / soft, dim=-1)
+    learnt = F.log_softmax(student.float() / soft, dim=-1)
+    return (F.kl_div(learnt, taught, log_target=True, reduction="none").sum(-1) * temperatures**2).sum()
+
+
 def cell_px(view: Tensor) -> Tensor:
     """Return [N, 2], width and height of a character cell in px, of viewports [N, 4] (see ``cursor_sum``)."""
     return torch.stack((view[:, 3] * view[:, 1], view[:, 2] * view[:, 1]), dim=-1)
@@ -100,10 +117,15 @@ def cell_px(view: Tensor) -> Tensor:
 def target_counts(batch: Mapping[str, Any]) -> dict[str, float]:
     """Return how much of each component a batch holds: the denominators of its means.
 
-    ``code`` is the sum of token weights, ``policy`` the number of call tokens with an advantage, the others are numbers
-    of anchors with a target.
+    ``code`` and ``lm`` are sums of token weights, ``policy`` and ``distill`` numbers of call tokens, the others are
+    numbers of anchors with a target. ``lm`` and ``distill`` are there when the batch has their keys.
     """
     labelled = batch["labels"][:, 1:] != NO_TARGET
+    extra: dict[str, float] = {}
+    if "lm_weight" in batch:
+        extra["lm"] = float(batch["lm_weight"][:, 1:].sum(dtype=torch.float64))
+    if "distill_at" in batch:
+        extra["distill"] = float(len(batch["distill_at"]))
     return {
         "code": float((batch["token_weight"][:, 1:] * labelled).sum(dtype=torch.float64)),
         "intent": float(len(batch["intent_target"])),
@@ -111,4 +133,5 @@ def target_counts(batch: Mapping[str, Any]) -> dict[str, float]:
         "cursor": float(len(batch["cursor_target"])),
         "reward": float(batch["outcome_mask"].sum(dtype=torch.float64)),
         "policy": float((batch["policy_weight"][:, 1:] != 0).sum()),
+        **extra,
     }

@@ -14,7 +14,6 @@ import torch
 from composer import Algorithm, Callback, Event, Logger, State
 from composer.utils import dist
 
-from agentft.losses import COMPONENTS
 from agentft.models.agent_model import AgentModel, CompositeLoss
 from agentft.schedules import TrainTime
 
@@ -36,10 +35,10 @@ class LossWeights(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log raw value, weight and count of every component."""
         agent = agent_of(state)
-        seen = torch.stack([agent.statistics[name] for name in COMPONENTS])  # [components, 2]
+        seen = torch.stack([agent.statistics[name] for name in agent.loss_weights])  # [components, 2]
         dist.all_reduce(seen, reduce_operation="SUM")
         metrics: dict[str, float] = {}
-        for name, (total, count) in zip(COMPONENTS, seen.tolist(), strict=True):
+        for name, (total, count) in zip(agent.loss_weights, seen.tolist(), strict=True):
             metrics[f"loss/{name}/raw"] = total / count if count else 0.0
             metrics[f"loss/{name}/weight"] = agent.loss_weights[name]
             metrics[f"loss/{name}/count"] = count

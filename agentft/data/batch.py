@@ -18,7 +18,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from agentft.etai import INTENTS, Viewport
-from agentft.losses import COMPONENTS, NO_TARGET, target_counts
+from agentft.losses import NO_TARGET, target_counts
 
 Batch = dict[str, Any]
 
@@ -32,6 +32,9 @@ ANCHOR_KEYS: dict[str, tuple[str, ...]] = {
     "cursor_at": ("cursor_target", "cursor_view"),
 }
 """[N, 2] (row, column) entries and the entries that run beside them."""
+
+EXTRA_TOKEN_KEYS, EXTRA_ANCHOR_KEYS = ("lm_weight",), {"distill_at": ("distill_hidden",)}
+"""Entries that some runs add to a finished batch (``agentft.models.extra_losses``); ``join`` does not know them."""
 
 LIST_KEYS = ("session_id", "record", "steps")
 """Lists of length B."""
@@ -72,7 +75,7 @@ def split(batch: Batch, microbatch_size: int | float) -> list[Batch]:
     for rows in order.split(max(int(microbatch_size), 1)):
         part = select_rows(batch, rows)
         share = len(rows) / denominators["rows"]
-        part["denominators"] = {name: denominators[name] * share or 1.0 for name in COMPONENTS}
+        part["denominators"] = {name: count * share or 1.0 for name, count in denominators.items() if name != "rows"}
         microbatches.append(part)
     return microbatches
 
@@ -83,11 +86,13 @@ def select_rows(batch: Batch, rows: Tensor | Sequence[int]) -> Batch:
     lengths = batch["lengths"][rows]
     longest = int(lengths.max()) if len(rows) else 0
     part: Batch = {"lengths": lengths}
-    for key in TOKEN_KEYS:
+    for key in (*TOKEN_KEYS, *(key for key in EXTRA_TOKEN_KEYS if key in batch)):
         part[key] = batch[key][rows, :longest]
     new_row = torch.full((len(batch["lengths"]),), -1, dtype=torch.int64)
     new_row[rows] = torch.arange(len(rows))
-    for at, beside in ANCHOR_KEYS.items():
+    for at, beside in (ANCHOR_KEYS | EXTRA_ANCHOR_KEYS).items():
+        if at not in batch:
+            continue
         moved = new_row[batch[at][:, 0]]
         keep = moved >= 0
         part[at] = torch.stack((moved[keep], batch[at][keep, 1]), dim=1)

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 from agentft import losses, schedules
 from agentft.config.schema import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from agentft.etai import INTENTS
-from agentft.losses import COMPONENTS, NO_TARGET
+from agentft.losses import COMPONENTS, EXTRA_COMPONENTS, NO_TARGET
 from agentft.models.backbone import build_backbone, hidden_states
+from agentft.models.extra_losses import extra_sums
 from agentft.models.heads import HEADS, AgentHeads
 from agentft.schedules import TrainTime
 
@@ -29,15 +30,22 @@ class CompositeLoss:
     """Component weights over time.
 
     Args:
-        config: The ``loss`` section: one schedule a component.
+        config: The ``loss`` section: one schedule a component; ``distill`` counts where it is ever more than 0.
+        lm_share: Share s of the component ``lm``: it gets the weight s, all others are multiplied by 1 − s.
     """
 
-    def __init__(self, config: LossConfig) -> None:
+    def __init__(self, config: LossConfig, *, lm_share: float = 0.0) -> None:
+        self.lm_share = lm_share
         self.schedules: dict[str, ScheduleConfig] = {name: getattr(config, name) for name in COMPONENTS}
+        if config.distill != ScheduleConfig(start=0.0):
+            self.schedules["distill"] = config.distill
 
     def weights(self, time: TrainTime) -> dict[str, float]:
-        """Return the weight of each component at ``time``."""
-        return {name: schedules.value(schedule, time) for name, schedule in self.schedules.items()}
+        """Return the weight of each component at ``time``; those of ``EXTRA_COMPONENTS`` only where they are on."""
+        found = {name: schedules.value(schedule, time) for name, schedule in self.schedules.items()}
+        if not self.lm_share:
+            return found
+        return {name: (1 - self.lm_share) * weight for name, weight in found.items()} | {"lm": self.lm_share}
 
 
 class AgentModel(ComposerModel):
@@ -46,7 +54,8 @@ class AgentModel(ComposerModel):
     Attributes:
         backbone: The Hugging Face causal LM.
         heads: See ``AgentHeads``.
-        loss_weights: Weight of each component now.
+        loss_weights: Weight of each component now; which of ``EXTRA_COMPONENTS`` a run has is seen here.
+        distill_temperature: Of the component ``distill``.
         cpu_bfloat16: Run the forward pass in bfloat16 autocast on a CPU, which Composer's ``precision`` refuses to do.
         statistics: component → [2] float64, sum and count over the microbatches since ``reset_statistics``.
     """
@@ -65,6 +74,7 @@ class AgentModel(ComposerModel):
         self.tools, self.intents = tuple(tools), INTENTS
         self.entropy_bonus = entropy_bonus
         self.loss_weights: dict[str, float] = dict.fromkeys(COMPONENTS, 1.0)
+        self.distill_temperature = 1.0
         self.cpu_bfloat16 = False
         self.statistics: dict[str, Tensor] = {}
 
@@ -73,7 +83,8 @@ class AgentModel(ComposerModel):
 
         Returns:
             ``logits`` [N, V] at the N trained positions, ``next_at`` [N, 2] row and column of the token each of them
-            predicts, ``hidden`` [B, T, H], and the heads' ``intent``, ``tool``, ``cursor``, ``reward``.
+            predicts, ``hidden`` [B, T, H], the heads' ``intent``, ``tool``, ``cursor``, ``reward``, and ``extra_<name>``,
+            the sum of each of ``EXTRA_COMPONENTS`` that the batch has keys for.
         """
         if self.cpu_bfloat16 and batch["input_ids"].device.type == "cpu":
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -86,11 +97,13 @@ class AgentModel(ComposerModel):
         before = trained.nonzero()  # [N, 2]; column c predicts the token at c + 1
         rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, before[:, 0] * hidden.shape[1] + before[:, 1])
         next_at = before + before.new_tensor([0, 1])
+        extra = extra_sums(self.vocabulary_logits, hidden, batch, self.distill_temperature)
         return {
             "hidden": hidden,
             "logits": self.vocabulary_logits(rows),
             "next_at": next_at,
             **self.heads(hidden, batch),
+            **{f"extra_{name}": part for name, part in extra.items()},
         }
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
@@ -106,11 +119,13 @@ class AgentModel(ComposerModel):
         sums = self.component_sums(outputs, batch)
         counts = losses.target_counts(batch)
         denominators = batch.get("denominators") or {name: count or 1.0 for name, count in counts.items()}
-        parts = {name: sums[name] / denominators[name] for name in COMPONENTS}
-        for name in COMPONENTS:
+        for name in self.loss_weights.keys() - sums.keys():  # nothing was prepared for it: no target in this batch
+            sums[name], counts[name], denominators[name] = sums["code"].new_zeros(()), 0.0, 1.0
+        parts = {name: sums[name] / denominators[name] for name in self.loss_weights}
+        for name in parts:
             seen = torch.stack((sums[name].detach().double(), sums[name].new_tensor(counts[name]).double()))
             self.statistics[name] = self.statistics[name] + seen if name in self.statistics else seen
-        total = torch.stack([self.loss_weights[name] * parts[name] for name in COMPONENTS]).sum()
+        total = torch.stack([self.loss_weights[name] * part for name, part in parts.items()]).sum()
         return {"total": total, **parts}
 
     def component_sums(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -126,6 +141,7 @@ class AgentModel(ComposerModel):
             "cursor": losses.cursor_sum(outputs["cursor"], batch["cursor_target"], batch["cursor_view"]),
             "reward": losses.reward_sum(outputs["reward"], batch["outcome_target"], batch["outcome_mask"]),
             "policy": losses.policy_sum(logits, batch["input_ids"][at], batch["policy_weight"][at], self.entropy_bonus),
+            **{name: outputs[f"extra_{name}"] for name in EXTRA_COMPONENTS if f"extra_{name}" in outputs},
         }
 
     def reset_statistics(self) -> None:

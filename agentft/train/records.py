@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 
-from agentft.losses import COMPONENTS
+from agentft.losses import COMPONENTS, EXTRA_COMPONENTS
 
 LAST_SHARE, LAST_MOST = 0.1, 10
 """``last`` in the summary is the mean over the last tenth of the batches with a target, at most ten of them."""
@@ -31,8 +31,8 @@ class RunRecord(LoggerDestination):
     def __init__(self, folder: Path | None, *, metrics: bool) -> None:
         self._folder, self._metrics = folder, metrics
         self._files: dict[str, TextIO] = {}
-        self._raw: dict[str, list[float]] = {name: [] for name in COMPONENTS}
-        self._weight: dict[str, list[float]] = {name: [] for name in COMPONENTS}
+        self._raw: dict[str, list[float]] = {name: [] for name in (*COMPONENTS, *EXTRA_COMPONENTS)}
+        self._weight: dict[str, list[float]] = {name: [] for name in (*COMPONENTS, *EXTRA_COMPONENTS)}
         self.trained_tokens = 0
         self.eval_losses: dict[str, float] = {}
 
@@ -67,7 +67,7 @@ class RunRecord(LoggerDestination):
         ``first`` is the first batch with a target, ``last`` the mean over the last tenth of them (see ``LAST_SHARE``).
         """
         found: dict[str, dict[str, float | None]] = {}
-        for name in COMPONENTS:
+        for name in (*COMPONENTS, *(extra for extra in EXTRA_COMPONENTS if self._weight[extra])):
             raw, weight = self._raw[name], self._weight[name]
             tail = raw[-max(1, min(LAST_MOST, int(len(raw) * LAST_SHARE))) :]
             found[name] = {
@@ -79,7 +79,7 @@ class RunRecord(LoggerDestination):
         return found
 
     def _keep(self, plain: dict[str, Any]) -> None:
-        for name in COMPONENTS:
+        for name in (*COMPONENTS, *(extra for extra in EXTRA_COMPONENTS if f"loss/{extra}/weight" in plain)):
             self._weight[name].append(plain[f"loss/{name}/weight"])
             if plain[f"loss/{name}/count"]:
                 self._raw[name].append(plain[f"loss/{name}/raw"])
