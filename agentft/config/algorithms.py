@@ -14,7 +14,7 @@ class CurriculumConfig:
     """The order of the sessions within an epoch."""
 
     by: Literal["none", "steps"] = "none"  # none: shuffled; steps: sessions with few tool steps come first
-    widths: list[float] = field(  # one an epoch, the last one stays: share of the sessions, easiest first, to begin with
+    widths: list[float] = field(  # one an epoch, the last stays: share of the sessions, easiest first, to begin with
         default_factory=lambda: [0.2, 0.5, 1.0]
     )
 

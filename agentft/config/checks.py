@@ -100,6 +100,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         (at_least_one, lambda v: v >= 1, "1 or more"),
         (not_negative, lambda v: 0 <= v < math.inf, "0 or more"),
         (above_zero, lambda v: 0 < v < math.inf, "more than 0"),
+        "data.context_noise": d.context_noise,
         (share, lambda v: 0 <= v <= 1, "between 0 and 1"),
     ):
         for key, value in values.items():

@@ -76,6 +76,7 @@ class ScheduleConfig:
     slope: float | None = None  # linear without an end: change per unit of `per`
     per: Literal["ep", "ba"] = "ep"  # unit of time for slope
     floor: float | None = None  # never below this value
+    context_noise: float = 0.0  # share of the tokens in context and results replaced by random ones while training
     points: list[str] = field(default_factory=list)  # step/piecewise: "5ep=0.15" entries in time order
 
 

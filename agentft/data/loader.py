@@ -13,7 +13,7 @@ every row in order and ends with a smaller batch; with several ranks it repeats 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from streaming.base.world import World
 
 from agentft.config.schema import DataConfig
 from agentft.data.batch import collate, num_samples, num_tokens, split
+from agentft.data.curriculum import Curriculum, build_curriculum, share_out
 from agentft.data.meta import SPLITS, ShardMeta, load_meta
 from agentft.data.remote import HASH, SessionStream, check_remote, copy_side_files, refuse_shared_copy
 from agentft.data.shared_memory import clean_stale, one_job_at_a_time
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 _DOWNLOAD_TIMEOUT_S, _DOWNLOAD_RETRIES = 60, 2
 
 Sample = dict[str, Any]
+BatchEdit = Callable[[dict[str, Any], int, npt.NDArray[np.int64]], None]
+"""Changes a collated batch in place, given the epoch and the numbers [B] of its samples in their split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,14 @@ def open_shards(data: DataConfig) -> ShardMeta:
 
 
 def build_loader(
-    data: DataConfig, split_name: Split, meta: ShardMeta, *, shuffle: bool, seed: int, train: bool = True
+    data: DataConfig,
+    split_name: Split,
+    meta: ShardMeta,
+    *,
+    shuffle: bool,
+    seed: int,
+    train: bool = True,
+    edit: BatchEdit | None = None,
 ) -> DataSpec:
     """Return the composer ``DataSpec`` of one split for this rank; call ``open_shards`` first.
 
@@ -86,6 +96,7 @@ def build_loader(
         shuffle: New order every epoch (of ``seed`` and the epoch's number) or the order of the shards.
         seed: Of the order.
         train: Whole global batches only; False reads every row.
+        edit: Changes each collated batch in place, given the epoch and the samples' numbers [B].
 
     Raises:
         ConfigError: Ranks, nodes and batch size do not divide.
@@ -111,8 +122,10 @@ def build_loader(
             shuffle_seed=seed,
             shuffle_block_size=max(4_000_000 // data.num_canonical_nodes, 1 << 18),
         )
+    if train and shuffle:
+        dataset.curriculum = build_curriculum(data.curriculum, split_name, meta)
     loader = SessionLoader(
-        dataset, batch_size=device_batch, num_workers=data.num_workers, collate_fn=collate, drop_last=train
+        dataset, edit, batch_size=device_batch, num_workers=data.num_workers, collate_fn=collate, drop_last=train
     )
     return DataSpec(
         loader,
@@ -132,6 +145,7 @@ class SessionDataset(StreamingDataset):
     """
 
     epoch_consumed = False  # set by the loader: every batch of the current epoch has been drawn
+    curriculum: Curriculum | None = None  # orders an epoch instead of Streaming's shuffle
     _cause: BaseException | None = None
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
@@ -181,9 +195,23 @@ class SessionDataset(StreamingDataset):
         """Return [batches, device batch] sample numbers of this rank in ``epoch``, −1 where a batch is not full."""
         rank_world = self._parallel_rank_world
         world = World(rank_world.num_nodes, rank_world.ranks_per_node, 1, rank_world.rank)
-        work = generate_work(self.batching_method, self, world, epoch, 0)
-        ids: npt.NDArray[np.int64] = work[world.node, world.rank_of_node, 0]
-        return ids
+        return self._work(world, epoch, 0)[world.node, world.rank_of_node, 0]
+
+    def _get_work(self, epoch: int, sample_in_epoch: int) -> npt.NDArray[np.int64]:
+        if self.curriculum is None:
+            return super()._get_work(epoch, sample_in_epoch)
+        world = self._parallel_worker_world  # cheap enough for every worker to do: nothing is shared
+        work = self._work(world, epoch, sample_in_epoch)
+        return work[world.node, world.rank_of_node, world.worker_of_rank].flatten()
+
+    def _work(self, world: World, epoch: int, sample_in_epoch: int) -> npt.NDArray[np.int64]:
+        """Return [nodes, ranks, workers, batches of a worker, device batch] sample numbers from a place in an epoch."""
+        curriculum = self.curriculum
+        if curriculum is None or curriculum.width(epoch) >= 1:
+            return generate_work(self.batching_method, self, world, epoch, sample_in_epoch)
+        order = curriculum.order(self.resample_streams(epoch)[1], epoch, self.shuffle_seed)
+        assert isinstance(self.batch_size, int)
+        return share_out(order[sample_in_epoch:], world, self.batch_size)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
         """Return the place in the order; between two epochs (0 samples, all consumed) it is the next epoch's start."""
@@ -221,8 +249,9 @@ class SessionLoader(StreamingDataLoader):
 
     dataset: SessionDataset
 
-    def __init__(self, dataset: SessionDataset, **kwargs: Any) -> None:
+    def __init__(self, dataset: SessionDataset, edit: BatchEdit | None = None, **kwargs: Any) -> None:
         super().__init__(dataset, **kwargs)
+        self._edit = edit
         self._place: tuple[int, int] | None = None  # (epoch, batches of it drawn), None before the first iteration
         self._orders: dict[int, npt.NDArray[np.int64]] = {}
         self._samples: dict[tuple[int, int], list[Sample]] = {}
@@ -232,6 +261,8 @@ class SessionLoader(StreamingDataLoader):
         self.dataset.epoch_consumed = False
         self._place = (epoch, drawn)
         for batch in super().__iter__():
+            if self._edit is not None:
+                self._edit(batch, epoch, self._order(epoch)[drawn])
             drawn += 1
             self._place = (epoch, drawn)
             self.dataset.epoch_consumed = drawn >= len(self)

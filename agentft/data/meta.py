@@ -28,7 +28,11 @@ class _Strict(BaseModel):
 
 
 class SplitMeta(_Strict):
-    """One split: how much is in it. ``trained_tokens`` are targets, ``context_tokens`` the rest."""
+    """One split: how much is in it. ``trained_tokens`` are targets, ``context_tokens`` the rest.
+
+    ``session_steps``: number of steps of each session, in the order of the shards, with spaces between (for
+    ``data.curriculum``; empty in shards that were written before it was kept).
+    """
 
     sessions: int
     steps: int
@@ -38,6 +42,7 @@ class SplitMeta(_Strict):
     shards: int
     index_sha256: str
     repositories: dict[str, int]
+    session_steps: str = ""
 
 
 class ShardMeta(_Strict):

@@ -191,7 +191,7 @@ def _tokenizer(name: str, vocab_size: int, buckets: Buckets, text: TextConfig) -
 @dataclass
 class _Counts:
     sessions: int = 0
-    steps: int = 0
+    steps: list[int] = field(default_factory=list)  # of each session
     trained: int = 0
     context: int = 0
     longest: int = 0
@@ -200,7 +200,7 @@ class _Counts:
     def add(self, session: Session, rendered: Rendered) -> None:
         trained = int(rendered.loss_mask.sum())
         self.sessions += 1
-        self.steps += len(rendered.steps)
+        self.steps.append(len(rendered.steps))
         self.trained += trained
         self.context += len(rendered.input_ids) - trained
         self.longest = max(self.longest, len(rendered.input_ids))
@@ -235,13 +235,14 @@ def _write_split(
     index = (folder / INDEX_NAME).read_bytes()
     return SplitMeta(
         sessions=counts.sessions,
-        steps=counts.steps,
+        steps=sum(counts.steps),
         trained_tokens=counts.trained,
         context_tokens=counts.context,
         longest_tokens=counts.longest,
         shards=len(json.loads(index)["shards"]),
         index_sha256=hashlib.sha256(index).hexdigest(),
         repositories=dict(sorted(counts.repositories.items())),
+        session_steps=" ".join(map(str, counts.steps)),
     )
 
 

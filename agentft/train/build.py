@@ -33,6 +33,7 @@ from agentft.data.loader import SessionDataset, SessionLoader, build_loader, ope
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
 from agentft.errors import ModelError
 from agentft.etai import Session
+from agentft.data.noise import ContextNoise
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
@@ -80,7 +81,8 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
     meta = open_shards(config.data)
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, meta)
-    train = build_loader(config.data, config.data.train_split, meta, shuffle=True, seed=config.seed)
+    noise = ContextNoise(renderer.vocab, config.data.context_noise, config.seed) if config.data.context_noise else None
+    train = build_loader(config.data, config.data.train_split, meta, shuffle=True, seed=config.seed, edit=noise)
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
