@@ -41,6 +41,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_ranges(config)
     yield from _check_times(config)
     yield from _check_model(config)
+    yield from _check_adapters(config)
     yield from _check_data(config, world_size)
     yield from _check_feedback(config)
     yield from _check_hosts(config)
@@ -83,6 +84,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
     }
     above_zero = {
         "model.feedback_positions.rotary_base": config.model.feedback_positions.rotary_base,
+        "optimizer.decay_per_epoch": o.decay_per_epoch,
         "feedback.policy.temperature": f.policy.temperature,
         "feedback.probe.temperature": f.probe.temperature,
         "feedback.distillation.temperature": f.distillation.temperature,
@@ -92,6 +94,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
     }
     share = {
         "optimizer.final_lr": o.final_lr,
+        "optimizer.decay_per_epoch": o.decay_per_epoch,
         "feedback.recorded.share": f.recorded.share,
         "feedback.max_infra_share": f.max_infra_share,
         "sandbox.cache.verify_share": s.cache.verify_share,
@@ -159,6 +162,50 @@ def _check_model(config: RunConfig) -> Iterator[Problem]:
         )
     if config.text.result_tokens >= config.text.max_tokens:
         yield Problem(
+def _check_adapters(config: RunConfig) -> Iterator[Problem]:
+    lora, quantize = config.model.lora, config.model.quantize
+    if lora is not None:
+        if lora.rank < 1:
+            yield Problem(
+                keys=("model.lora.rank",), what="model.lora.rank is out of range", got=lora.rank, expected="1 or more"
+            )
+        if not 0 < lora.alpha < math.inf:
+            yield Problem(
+                keys=("model.lora.alpha",),
+                what="model.lora.alpha is out of range",
+                got=lora.alpha,
+                expected="more than 0",
+            )
+        if not 0 <= lora.dropout < 1:
+            yield Problem(
+                keys=("model.lora.dropout",),
+                what="model.lora.dropout is out of range",
+                got=lora.dropout,
+                expected="[0, 1)",
+            )
+        if config.model.preset is not None:
+            yield Problem(
+                keys=("model.lora", "model.preset"),
+                what="adapters need weights that were trained before",
+                got=f"preset={config.model.preset}, whose frozen weights would be random",
+                hint="set model.path to a checkpoint and model.preset to null, or model.lora to null",
+            )
+    elif quantize != "none":
+        yield Problem(
+            keys=("model.quantize", "model.lora"),
+            what="quantised weights cannot be trained themselves",
+            got=f"model.quantize={quantize}, model.lora=null",
+            hint="add a section model.lora, or set model.quantize=none",
+        )
+    if quantize != "none" and config.train.device == "cpu":
+        yield Problem(
+            keys=("model.quantize", "train.device"),
+            what="quantised weights need a GPU",
+            got=f"model.quantize={quantize}, train.device=cpu",
+            hint="set train.device=gpu, or model.quantize=none",
+        )
+
+
             keys=("text.result_tokens", "text.max_tokens"),
             what="one result may fill the whole sequence",
             got=f"result_tokens={config.text.result_tokens}, max_tokens={config.text.max_tokens}",

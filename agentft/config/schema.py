@@ -39,6 +39,18 @@ class FeedbackPositionsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters: the backbone's own weights are frozen, and small matrices beside them are trained."""
+
+    rank: int = 16  # width of the adapters
+    alpha: float = 32.0  # what an adapter adds is multiplied by alpha / rank
+    dropout: float = 0.0  # share of an adapter's inputs that is dropped
+    targets: list[str] = field(default_factory=list)  # linear layers with an adapter; []: those of the architecture
+    train_embeddings: bool = True  # train the rows of special tokens that the checkpoint has never seen
+    frozen: Literal["fp32", "bf16"] = "fp32"  # precision in which the frozen weights are kept
+
+
     """The backbone and where it comes from."""
 
     preset: Literal["tiny-glm", "tiny-kimi"] | None = None  # random initialisation, for CPU
@@ -46,6 +58,8 @@ class ModelConfig:
     attention: Literal["eager", "sdpa"] = "sdpa"  # attention implementation of the backbone
     feedback_positions: FeedbackPositionsConfig = field(
         default_factory=FeedbackPositionsConfig
+    lora: LoraConfig | None = None  # train adapters instead of all weights; null trains all
+    quantize: Literal["none", "nf4"] = "none"  # 4-bit frozen weights under adapters (QLoRA); needs a GPU
     )  # own positions for result tokens
 
 
@@ -119,8 +133,9 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)  # decay of the first and second moment
     weight_decay: float = 0.01  # as in AdamW: times the learning rate, per step
     warmup: str = "0ba"  # linear warm-up from 0
-    decay: Literal["none", "cosine", "linear"] = "cosine"  # shape after warm-up
-    final_lr: float = 0.1  # share of the learning rate left at the end
+    decay: Literal["none", "cosine", "linear", "step"] = "cosine"  # shape after warm-up
+    final_lr: float = 0.1  # share of the learning rate left at the end (cosine, linear)
+    decay_per_epoch: float = 0.95  # factor after each epoch (step)
     clip_norm: float = 1.0  # gradient norm limit; 0 switches clipping off
 
 
@@ -218,6 +233,7 @@ class TrainConfig:
     precision: Literal["fp32", "amp_bf16"] = "fp32"  # amp_bf16: bfloat16 autocast
     eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
     checkpoint_interval: str = "1dur"  # time between checkpoints
+    activation_checkpointing: bool = False  # compute activations again in backward: less memory, a third more time
     checkpoint_keep: int = 2  # checkpoints kept on disk
     threads: int = 0  # torch threads a process; 0 takes OMP_NUM_THREADS, else an equal share of the cores
 

@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GlmConfig, Pretrained
 
 from agentft.config.schema import ModelConfig
 from agentft.errors import ModelError
-from agentft.models import kimi, rotary
+from agentft.models import adapters, kimi, rotary
 
 PRESETS = ("tiny-glm", "tiny-kimi")
+SLIDING = ("gemma3_text", "qwen2")
+"""Architectures whose layers take a mask each, so that some of them may look back over a window only."""
 ALIGNMENT = 64
 """Bytes; matrix kernels round differently for operands in memory that does not begin at a multiple of this."""
 
@@ -27,25 +29,27 @@ ALIGNMENT = 64
 def build_backbone(
     config: ModelConfig, vocab_size: int, seed: int, *, new_token_ids: Sequence[int] = ()
 ) -> PreTrainedModel:
-    """Return the backbone in float32 with at least ``vocab_size`` embedding rows.
+    """Return the backbone in float32 (frozen weights as configured) with at least ``vocab_size`` embedding rows.
 
     Args:
-        config: Preset or path, attention implementation, feedback positions.
+        config: Preset or path, attention implementation, adapters, feedback positions.
         vocab_size: Number of ids of the tokenizer. A larger (padded) vocabulary of a checkpoint stays as it is.
-        seed: Seed of a preset's random weights; the global random state is left alone.
+        seed: Seed of a preset's random weights and of adapters; the global random state is left alone.
         new_token_ids: Ids that the checkpoint has never seen; their rows become the mean of the rows it knows.
 
     Raises:
         ModelError: The checkpoint is missing, or its architecture cannot be trained here.
+        ConfigError: Quantised weights are asked for where they cannot be had.
     """
     kimi.register()
     if (config.preset is None) == (config.path is None):
         raise ModelError("a model is either a preset or a path", where="model", expected="exactly one of preset, path")
+    new_rows: list[int] = []
     if config.preset is not None:
         backbone = _random(preset_config(config.preset, vocab_size), seed, config.attention)
     else:
-        backbone = _load(str(config.path), config.attention)
-        _fit_vocabulary(backbone, vocab_size, new_token_ids)
+        backbone = _load(config)
+        new_rows = _fit_vocabulary(backbone, vocab_size, new_token_ids)
     _check(backbone)
     feedback = config.feedback_positions
     if feedback.enabled and not rotary.install(backbone, feedback.start, feedback.rotary_base):
@@ -56,6 +60,8 @@ def build_backbone(
             hint="set model.feedback_positions.enabled=false",
         )
     keep_unused_experts_in_graph(backbone)
+    if config.lora is not None:
+        adapters.attach(backbone, config.lora, new_rows, seed)
     return backbone
 
 
@@ -113,10 +119,44 @@ def hidden_states(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Te
     The mask is always explicit: without one, transformers takes any jump of ``position_ids`` for a document boundary.
     """
     mask = causal_mask(input_ids.shape[1], backbone.dtype, input_ids.device)
-    decoder = backbone.base_model
-    return decoder(
-        input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+    return decoder_of(backbone)(
+        input_ids=input_ids, attention_mask=layer_masks(backbone, mask), position_ids=position_ids, use_cache=False
     ).last_hidden_state
+
+
+def decoder_of(backbone: PreTrainedModel) -> nn.Module:
+    """Return what makes hidden states of ids (Gemma 3 does not name it as its base)."""
+    base = backbone.base_model
+    return backbone.get_decoder() if base is backbone else base
+
+
+def layer_masks(backbone: PreTrainedModel, mask: Tensor) -> Tensor | dict[str, Tensor]:
+    """Return what the decoder takes for an additive mask [B, 1, Q, K] of full attention, K being the last column read.
+
+    In a sliding window a token sees the newest ``sliding_window`` columns, itself included, whatever their positions.
+    A backbone that has one in some layers only (Gemma 3) gets a mask for each kind of layer.
+    """
+    if "sliding_attention" not in _layer_kinds(backbone):
+        return mask
+    queries, columns = mask.shape[-2:]
+    column = torch.arange(columns, device=mask.device)
+    outside = column <= column[columns - queries :, None] - backbone.config.sliding_window
+    window = mask.masked_fill(outside, torch.finfo(mask.dtype).min)
+    if not getattr(backbone.config, "layer_types", None):
+        return window
+    return {"full_attention": mask, "sliding_attention": window}
+
+
+def checkpoint_activations(backbone: PreTrainedModel) -> None:
+    """Keep only the inputs of each decoder layer; backward computes the rest again (exact, non-reentrant).
+
+    Raises:
+        ModelError: The architecture cannot.
+    """
+    if not backbone.supports_gradient_checkpointing:
+        kind = backbone.config.model_type
+        raise ModelError("activations cannot be checkpointed", where="train.activation_checkpointing", got=kind)
+    backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -135,20 +175,23 @@ def _random(config: PretrainedConfig, seed: int, attention: str) -> PreTrainedMo
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
-def _load(path: str, attention: str) -> PreTrainedModel:
-    where = "model.path"
+def _load(config: ModelConfig) -> PreTrainedModel:
+    path, where = str(config.path), "model.path"
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise ModelError("no such folder", where=where, got=path, expected="a Hugging Face model folder or a hub name")
     source = str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path
     options: dict[str, Any] = {"trust_remote_code": False}
+    if config.quantize != "none":  # on the GPU of this process, because the quantiser runs there
+        options["quantization_config"] = adapters.quantization(config.quantize)
+        options["device_map"] = {"": torch.cuda.current_device()}
     try:
-        config = AutoConfig.from_pretrained(source, **options)
+        about = AutoConfig.from_pretrained(source, trust_remote_code=False)
         backbone = AutoModelForCausalLM.from_pretrained(
             source,
-            config=config,
+            config=about,
             use_safetensors=True,
-            dtype=torch.float32,
-            attn_implementation=attention,
+            dtype=torch.bfloat16 if config.lora is not None and config.lora.frozen == "bf16" else torch.float32,
+            attn_implementation=config.attention,
             **options,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as cause:
@@ -167,28 +210,46 @@ def _load(path: str, attention: str) -> PreTrainedModel:
 
 def _check(backbone: PreTrainedModel) -> None:
     kind = backbone.config.model_type
-    text_config = backbone.config.get_text_config()
-    windows = set(getattr(text_config, "layer_types", None) or []) - {"full_attention"}
-    if windows:
-        raise ModelError("attention other than full is not supported", got=f"{kind}: {sorted(windows)}")
+    if backbone.config.get_text_config() is not backbone.config:
+        raise ModelError(
+            "the model reads more than text",
+            where="model.path",
+            got=kind,
+            expected="a causal LM of text, such as gemma3_text",
+            hint="save its language model as a model of its own",
+        )
+    layers = _layer_kinds(backbone)
+    unknown = layers - {"full_attention", "sliding_attention"}
+    mixed = "sliding_attention" in layers and getattr(backbone.config, "layer_types", None) is not None
+    if unknown or (mixed and kind not in SLIDING):
+        raise ModelError("attention of this kind is not supported", where="model.path", got=f"{kind}: {sorted(layers)}")
     if backbone.get_output_embeddings() is None:
         raise ModelError("the model has no output embeddings", got=kind, expected="a causal LM")
-    missing = {"attention_mask", "position_ids"} - set(inspect.signature(backbone.base_model.forward).parameters)
+    missing = {"attention_mask", "position_ids"} - set(inspect.signature(decoder_of(backbone).forward).parameters)
     if missing:
         raise ModelError("the model's forward lacks arguments", got=f"{kind}: {sorted(missing)}")
 
 
-def _fit_vocabulary(backbone: PreTrainedModel, vocab_size: int, new_token_ids: Sequence[int]) -> None:
+def _layer_kinds(backbone: PreTrainedModel) -> set[str]:
+    """Return the kinds of attention of the layers; where they are not named, all are of one kind."""
+    config = backbone.config
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
+
+
+def _fit_vocabulary(backbone: PreTrainedModel, vocab_size: int, new_token_ids: Sequence[int]) -> list[int]:
+    """Make room for ``vocab_size`` ids; return the rows that the checkpoint has never seen, now the mean of its own."""
     known = len(_tables(backbone)[0])
     new = sorted({row for row in new_token_ids if row < known} | set(range(known, vocab_size)))
     if vocab_size > known:
         backbone.resize_token_embeddings(vocab_size, mean_resizing=False)
     if not new:
-        return
+        return []
     trained = min(new)  # rows behind the old tokenizer pad the table and were never trained
     with torch.no_grad():
         for table in _tables(backbone):
-            table[new] = table[:trained].mean(0)
+            table[new] = table[:trained].float().mean(0).to(table.dtype)
+    return new
 
 
 def _tables(backbone: PreTrainedModel) -> list[nn.Parameter]:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from agentft import losses
-from agentft.config.schema import FeedbackPositionsConfig, ModelConfig
+from agentft.config.schema import FeedbackPositionsConfig, LoraConfig, ModelConfig
 from agentft.errors import EXIT_OK, ModelError
 from agentft.etai import INTENTS
+from agentft.models import adapters, loader, rotary
+from agentft.models import backbone as backbone_module
 from agentft.models import heads as heads_module
-from agentft.models import loader, rotary
 from agentft.models.agent_model import AgentModel
 from agentft.models.backbone import ALIGNMENT, build_backbone
 from agentft.models.heads import AgentHeads
@@ -36,13 +37,20 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 def save_model(model: AgentModel, folder: Path, *, tokenizer: Path | None = None) -> None:
     """Write an agent to ``folder``: config.json, model.safetensors, heads.safetensors, agent.json.
 
+    Of an adapted backbone only what was trained is written, adapters.safetensors; agent.json names the checkpoint that
+    it belongs to.
+
     Args:
         model: The agent, without a data-parallel wrapper.
         folder: Created if missing; files of an earlier save are replaced.
         tokenizer: Folder whose tokenizer files are copied beside the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model.backbone.save_pretrained(folder, safe_serialization=True)
+    adapted = adapters.is_adapted(model.backbone)
+    if adapted:
+        adapters.save_adapters(model.backbone, folder)
+    else:
+        model.backbone.save_pretrained(folder, safe_serialization=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.heads.state_dict().items()}
     save_file(tensors, folder / "heads.safetensors", metadata={"format": "pt"})
     about = {
@@ -52,6 +60,7 @@ def save_model(model: AgentModel, folder: Path, *, tokenizer: Path | None = None
         "tools": list(model.tools),
         "intents": list(model.intents),
         "entropy_bonus": model.entropy_bonus,
+        "base": _base_of(model) if adapted else None,
     }
     _write_json(folder / "agent.json", about)
     if tokenizer is not None:
@@ -64,24 +73,64 @@ def load_model(folder: Path) -> AgentModel:
     """Return the agent that ``save_model`` wrote, in evaluation mode.
 
     Raises:
-        ModelError: The folder is not one, or was written for other intents.
+        ModelError: The folder is not one, or was written for other intents; or the checkpoint that its adapters
+            belong to is not there or has changed.
     """
+    return _load(folder, exact=False)
+
+
+def _load(folder: Path, *, exact: bool) -> AgentModel:
+    """``exact`` loads frozen weights in float32, however they were kept in training."""
     about = _read_about(folder)
     if tuple(about["intents"]) != INTENTS:
         raise ModelError("written for other intents", where=str(folder), got=about["intents"], expected=str(INTENTS))
     fields = dict(about["model"])
-    feedback = FeedbackPositionsConfig(**fields.pop("feedback_positions"))
-    config = ModelConfig(**fields, feedback_positions=feedback)
-    from_here = dataclasses.replace(config, preset=None, path=str(folder.resolve()))
-    backbone = build_backbone(from_here, vocab_size=0, seed=0)
+    feedback = FeedbackPositionsConfig(**fields["feedback_positions"])
+    lora = LoraConfig(**fields["lora"]) if fields.get("lora") else None
+    config = ModelConfig(**fields | {"feedback_positions": feedback, "lora": lora})
+    if about.get("base"):
+        backbone = _adapted_backbone(folder, config, about["base"], exact)
+    else:
+        from_here = dataclasses.replace(config, preset=None, path=str(folder.resolve()), lora=None)
+        backbone = build_backbone(from_here, vocab_size=0, seed=0)
     heads = AgentHeads(about["hidden_size"], len(INTENTS), len(about["tools"]))
     heads.load_state_dict(load_file(folder / "heads.safetensors"))
     model = AgentModel(config, backbone, heads, tools=about["tools"], entropy_bonus=about["entropy_bonus"])
     return model.eval()
 
 
+def _base_of(model: AgentModel) -> dict[str, Any]:
+    """Return what is needed to build the adapted backbone again: the checkpoint, and what was added to it."""
+    path = Path(str(model.config.path)).expanduser()
+    return {
+        "path": str(path.resolve()) if path.is_dir() else str(model.config.path),
+        "fingerprint": adapters.fingerprint(path) if path.is_dir() else None,
+        "vocab_size": len(model.backbone.get_input_embeddings().weight),
+        "new_rows": adapters.new_rows(model.backbone),
+    }
+
+
+def _adapted_backbone(folder: Path, config: ModelConfig, base: dict[str, Any], exact: bool) -> PreTrainedModel:
+    path = Path(base["path"])
+    where = str(folder / "agent.json")
+    if base["fingerprint"] and not path.is_dir():
+        hint = "put it back, or write its new place into base.path of this file"
+        raise ModelError("the checkpoint of these adapters is not there", where=where, got=base["path"], hint=hint)
+    if base["fingerprint"] and adapters.fingerprint(path) != base["fingerprint"]:
+        hint = "give base.path of this file the folder that was trained on"
+        raise ModelError("the checkpoint of these adapters has changed", where=where, got=base["path"], hint=hint)
+    config = dataclasses.replace(config, path=base["path"])
+    if exact and config.lora is not None:
+        config = dataclasses.replace(config, quantize="none", lora=dataclasses.replace(config.lora, frozen="fp32"))
+    backbone = build_backbone(config, base["vocab_size"], seed=0, new_token_ids=base["new_rows"])
+    adapters.load_adapters(backbone, folder)
+    return backbone
+
+
 def export(run: Path, output: Path) -> dict[str, Any]:
     """Write a run's agent to ``output`` as a plain Hugging Face model with its heads; return what was written.
+
+    Adapters are added to the weights, in float32.
 
     Raises:
         ModelError: The run has no saved model, or ``output`` is not empty.
@@ -90,7 +139,9 @@ def export(run: Path, output: Path) -> dict[str, Any]:
     about = _read_about(source)
     if output.exists() and any(output.iterdir()):
         raise ModelError("the output folder is not empty", where=str(output), hint="choose another folder")
-    model = load_model(source)
+    model = _load(source, exact=True)
+    if adapters.is_adapted(model.backbone):
+        adapters.merge(model.backbone)
     output.mkdir(parents=True, exist_ok=True)
     model.backbone.save_pretrained(output, safe_serialization=True)
     _name_native(output / "config.json")
@@ -188,11 +239,15 @@ def _loader_source() -> str:
         rotary.FeedbackRotary,
         rotary.install,
         heads_module._mlp,
+        heads_module._as_weights,
         heads_module.IntentHead,
         heads_module.ToolHead,
         heads_module.CursorHead,
         heads_module.RewardHead,
         AgentHeads,
+        backbone_module._layer_kinds,
+        backbone_module.layer_masks,
+        backbone_module.decoder_of,
         loader.load_agent,
         loader.positions,
         loader.read_heads,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from agentft.models.backbone import decoder_of, layer_masks
 from agentft.text.rendered import Rendered
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -147,7 +148,8 @@ class _Rows:
     """The growing, left-padded rows: ids, positions and validity [B,K], and the cache of what was read."""
 
     def __init__(self, backbone: PreTrainedModel, prompts: Sequence[Prompt], use_cache: bool) -> None:
-        self._decoder, self._head = backbone.get_decoder(), backbone.get_output_embeddings()
+        self._backbone = backbone
+        self._decoder, self._head = decoder_of(backbone), backbone.get_output_embeddings()
         self._cap = getattr(backbone.config.get_text_config(), "final_logit_softcapping", None)
         self._device = backbone.device
         longest = max(len(prompt.input_ids) for prompt in prompts)
@@ -168,7 +170,7 @@ class _Rows:
         """Return the logits [B,V] after the newest token, reading what is not yet cached."""
         output = self._decoder(
             input_ids=self.ids[:, self._read :],
-            attention_mask=self._mask(),
+            attention_mask=layer_masks(self._backbone, self._mask()),
             position_ids=self._positions[:, self._read :],
             past_key_values=self._cache,
             use_cache=self._cache is not None,

@@ -22,6 +22,11 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
 
 
+def _as_weights(mlp: nn.Sequential, hidden: Tensor) -> Tensor:
+    """Return ``hidden`` in the precision of the head's weights: a backbone with frozen weights may have a lower one."""
+    return hidden.to(mlp[0].weight.dtype)
+
+
 class IntentHead(nn.Module):
     """Hidden states [N, H] → one logit per intent [N, intents]."""
 
@@ -31,7 +36,7 @@ class IntentHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [N, intents]."""
-        return self.mlp(hidden)
+        return self.mlp(_as_weights(self.mlp, hidden))
 
 
 class ToolHead(nn.Module):
@@ -43,7 +48,7 @@ class ToolHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [N, tools]."""
-        return self.mlp(hidden)
+        return self.mlp(_as_weights(self.mlp, hidden))
 
 
 class CursorHead(nn.Module):
@@ -62,6 +67,7 @@ class CursorHead(nn.Module):
         cells = cell_px(view)
         scrolled = view[:, 0] / cells[:, 1] / CELLS_PER_UNIT
         features = torch.stack((scrolled, view[:, 1] - 1, view[:, 2] / 20 - 1, view[:, 3] / 8 - 1), dim=-1)
+        hidden = _as_weights(self.mlp, hidden)
         out = self.mlp(torch.cat((hidden, features.to(hidden.dtype)), dim=-1)).float()
         return torch.cat((out[:, :2] * cells * CELLS_PER_UNIT, out[:, 2:]), dim=-1)
 
@@ -75,7 +81,7 @@ class RewardHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [N]."""
-        return self.mlp(hidden)[:, 0]
+        return self.mlp(_as_weights(self.mlp, hidden))[:, 0]
 
 
 class AgentHeads(nn.Module):

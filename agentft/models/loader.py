@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentft.models.backbone import decoder_of, layer_masks
 from agentft.models.heads import AgentHeads
 from agentft.models.rotary import install
 
@@ -59,9 +60,9 @@ def read_heads(
     """
     length = len(input_ids)
     mask = torch.full((length, length), torch.finfo(backbone.dtype).min, dtype=backbone.dtype).triu(1)[None, None]
-    hidden = backbone.base_model(
+    hidden = decoder_of(backbone)(
         input_ids=input_ids[None],
-        attention_mask=mask,
+        attention_mask=layer_masks(backbone, mask),
         position_ids=positions(input_ids, about)[None],
         use_cache=False,
     ).last_hidden_state[0]

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
 from agentft.config.checks import parse_time
+from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
@@ -37,7 +38,9 @@ from agentft.data.noise import ContextNoise
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
+from agentft.models.adapters import keep_trained_only
 from agentft.sandbox.base import Executor, Limits
+from agentft.models.backbone import checkpoint_activations
 from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.cache_disk import DiskStore
 from agentft.text.render import TEMPLATE_VERSION, Renderer
@@ -93,6 +96,10 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         callbacks.append(feedback)
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     precision = Precision(config.train.precision)
+    if config.train.activation_checkpointing:
+        checkpoint_activations(model.backbone)
+    if config.model.lora is not None:
+        keep_trained_only(model)
     if on_cpu and precision == Precision.AMP_BF16:  # Composer refuses it there, so the model casts its forward pass
         model.cpu_bfloat16, precision = True, Precision.FP32
     trainer = Trainer(
@@ -183,6 +190,8 @@ def build_algorithms(config: OptimizerConfig) -> list[Algorithm]:
 
 
 def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
+    if config.decay == "step":
+        return StepPerEpoch(t_warmup=config.warmup, per_epoch=config.decay_per_epoch)
     """Return what ``loggers`` asks for beside the run's own record; only the first rank shows and writes."""
     if dist.get_global_rank() != 0:
         return []

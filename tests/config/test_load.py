@@ -82,10 +82,17 @@ def test_shipped_yaml_is_valid_complete_and_explained(path: Path) -> None:
         key
         for key, kind in types_by_key().items()
         if not is_dataclass(kind)
-        and ("." not in key or getattr(config, key.partition(".")[0]) is not None)
+        and _section(config, key) is not None
         and (key.count(".") < 2 or not key.startswith("loss.") or _counts(key))
     }
     assert wanted - keys == set()
+
+
+def _section(config: object, key: str) -> object:
+    """Return the section that holds ``key``; None where it, or one above it, is null."""
+    for name in key.split(".")[:-1]:
+        config = getattr(config, name, None)
+    return config
 
 
 def _counts(key: str) -> bool:

@@ -12,13 +12,16 @@ from agent_samples import VOCAB, make_agent
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     DeepseekV3Config,
+    Gemma3Config,
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3Config,
     T5Config,
 )
 
@@ -65,6 +68,14 @@ def architectures() -> dict[str, PretrainedConfig]:
         "kimi_k2": kimi.KimiK2Config(**MLA, q_lora_rank=24, rope_scaling=yarn),
         "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
         "llama": LlamaConfig(**SMALL),
+        "gemma3_text": Gemma3TextConfig(
+            **SMALL | {"num_hidden_layers": 3},
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        "mistral": MistralConfig(**SMALL, sliding_window=8),
     }
 
 
@@ -130,12 +141,17 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_trained_is_refused_clearly(tmp_path: Path) -> None:
+    text = {**SMALL, "head_dim": 16, "vocab_size": 262208}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    both = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28})
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     cases = [
         (ModelConfig(path="./nowhere"), "no such folder"),
         (ModelConfig(path=str(tmp_path)), "cannot be loaded"),
         (ModelConfig(), "either a preset or a path"),
         (ModelConfig(preset="tiny-glm", path="x"), "either a preset or a path"),
-        (by_path(saved(tmp_path / "gemma", Gemma3TextConfig(**SMALL, head_dim=16))), "attention other than full"),
+        (by_path(saved(tmp_path / "both", both)), "reads more than text"),
+        (by_path(saved(tmp_path / "mixed", Qwen3Config(**SMALL, head_dim=16, **windows))), "attention of this kind"),
     ]
     T5Config(d_model=32, num_layers=1, vocab_size=96).save_pretrained(tmp_path / "t5")
     cases.append((by_path(tmp_path / "t5"), "cannot be loaded"))
