@@ -97,13 +97,13 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "optimizer.decay_per_epoch": o.decay_per_epoch,
         "feedback.recorded.share": f.recorded.share,
         "feedback.max_infra_share": f.max_infra_share,
+        "data.context_noise": d.context_noise,
         "sandbox.cache.verify_share": s.cache.verify_share,
     }
     for values, holds, expected in (
         (at_least_one, lambda v: v >= 1, "1 or more"),
         (not_negative, lambda v: 0 <= v < math.inf, "0 or more"),
         (above_zero, lambda v: 0 < v < math.inf, "more than 0"),
-        "data.context_noise": d.context_noise,
         (share, lambda v: 0 <= v <= 1, "between 0 and 1"),
     ):
         for key, value in values.items():
