@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentft.config import forgetting, objectives
+from agentft.config.chat import problems as chat_problems
 from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
 
@@ -45,6 +46,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_data(config, world_size)
     yield from _check_feedback(config)
     yield from _check_hosts(config)
+    yield from _check_chat(config)
     yield from _check_forgetting(config, world_size)
 
     yield from _check_objectives(config)
@@ -237,6 +239,11 @@ def _check_data(config: RunConfig, world_size: int) -> Iterator[Problem]:
             got=f"microbatch_size={data.microbatch_size}, batch_size={data.batch_size}, processes={world_size}",
             expected=f"data.microbatch_size at most {data.batch_size // world_size}",
         )
+
+
+def _check_chat(config: RunConfig) -> Iterator[Problem]:
+    for parts in chat_problems(config, RunConfig()):
+        yield Problem(**parts)
 
 
 def _check_feedback(config: RunConfig) -> Iterator[Problem]:

@@ -21,11 +21,12 @@ from agentft.config.objectives import ObjectivesConfig
 class TextConfig:
     """How a session becomes tokens."""
 
-    template: Literal["etai"] = "etai"  # the native template of the record
+    template: Literal["etai", "chat", "chatml", "functioncall"] = "etai"  # native; the tokenizer's own; two as text
     handles: bool = True  # point at shown files and lines (<F1><L07>) instead of copying them
     max_tokens: int = 1024  # longest sequence; results shrink first, then the oldest steps go
     result_tokens: int = 160  # longest result, cut in the middle
     show_thoughts: bool = True  # render and train the agent's thoughts
+    list_tools: bool = False  # chat templates: list the run's tools before a session (a chat lists its own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ class RunConfig:
     """Everything that a run is."""
 
     run_name: str = MISSING  # folder under runs_dir
-    stage: Literal["agent", "pretrain"] = "agent"  # the agent with its four heads, or its language model on a corpus
+    stage: Literal["agent", "pretrain", "sft"] = "agent"  # all four heads; the language model on a corpus; on chats
     runs_dir: str = "runs"  # folder of all runs
     overwrite: bool = False  # remove an earlier run of this name first; without it such a run is refused
     seed: int = 17  # of initialisation, order and sampling
