@@ -4,9 +4,10 @@
     print(calibration.as_dict())                        # {"runs": 44, "scale": 0.71, "shift": -0.8, ...}
 
 A head that has seen its training sessions several times is too sure of itself on others. Two numbers mend that without
-touching the order of its predictions (its AUC): logit' = scale * logit + shift, fitted by maximum likelihood with
-smoothed targets (Platt 1999, "Probabilistic outputs for support vector machines"; for networks: Guo et al. 2017). Both
-are folded into the head's last linear layer, so that everything that reads the head reads calibrated logits.
+touching the order of its predictions (its AUC): logit' = scale * logit + shift, fitted with smoothed targets (Platt
+1999, "Probabilistic outputs for support vector machines"; for networks: Guo et al. 2017) and a normal prior around the
+head as it is, because a few dozen runs say little about other repositories. Both are folded into the head's last linear
+layer, so that everything that reads the head reads calibrated logits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from agentft.models.agent_model import AgentModel
 
 FEWEST_RUNS = 20
 MOST_EXTREME_LOGIT = 15.0
+PRIOR_SD = 0.5
+"""Standard deviation of scale around 1 and of shift around 0 before any run is seen; hundreds of runs outweigh it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ def calibrate_outcome(
 
 
 def fit_platt(logits: Tensor, passed: Tensor) -> tuple[float, float]:
-    """Return (scale, shift) of the most likely sigmoid(scale * logit + shift); ``scale`` is never negative.
+    """Return (scale, shift) of the most likely sigmoid(scale * logit + shift) given the prior; ``scale`` is at least 0.
 
     Args:
         logits: [N] float64, finite.
@@ -90,12 +93,15 @@ def fit_platt(logits: Tensor, passed: Tensor) -> tuple[float, float]:
     ones = float(passed.sum())
     zeros = len(passed) - ones
     targets = torch.where(passed > 0, (ones + 1) / (ones + 2), 1 / (zeros + 2))
-    parameters = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    identity = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    parameters = identity.clone().requires_grad_()
     optimiser = torch.optim.LBFGS([parameters], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = binary_cross_entropy_with_logits(parameters[0] * logits + parameters[1], targets)
+        line = parameters[0] * logits + parameters[1]
+        prior = ((parameters - identity) / PRIOR_SD).square().sum() / 2
+        loss = (binary_cross_entropy_with_logits(line, targets, reduction="sum") + prior) / len(logits)
         loss.backward()
         return loss
 

@@ -28,6 +28,14 @@ def test_the_sigmoid_that_drew_the_outcomes_is_found(scale: float, shift: float)
     assert found == pytest.approx((scale, shift), abs=0.08)
 
 
+def test_few_runs_move_little_and_many_move_all_the_way() -> None:
+    logits, passed = _drawn(0.4, -1.0)
+    shifts = [fit_platt(logits[:count], passed[:count])[1] for count in (4, 40, 400, 20_000)]
+    assert abs(shifts[0]) < 0.5
+    assert shifts[-1] == pytest.approx(-1.0, abs=0.05)
+    assert abs(shifts[2] + 1) < abs(shifts[0] + 1)
+
+
 def test_separated_outcomes_give_a_finite_answer() -> None:
     logits = torch.tensor([-3.0, -2.0, 2.0, 3.0], dtype=torch.float64)
     scale, shift = fit_platt(logits, (logits > 0).double())
@@ -36,8 +44,8 @@ def test_separated_outcomes_give_a_finite_answer() -> None:
 
 
 def test_logits_that_point_the_wrong_way_are_replaced_by_the_rate() -> None:
-    logits = torch.tensor([3.0, 2.0, 1.0, -1.0, -2.0], dtype=torch.float64)
-    scale, shift = fit_platt(logits, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0], dtype=torch.float64))
+    logits = torch.tensor([3.0, 2.0, 1.0, -1.0, -2.0] * 8, dtype=torch.float64)
+    scale, shift = fit_platt(logits, torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0] * 8, dtype=torch.float64))
     assert scale == 0.0
     assert -1 < shift < 0
 
