@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentft.config import forgetting, objectives
+from agentft.config import checkpoints, distributed, forgetting, objectives
 from agentft.config.chat import problems as chat_problems
 from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
@@ -47,9 +47,10 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_feedback(config)
     yield from _check_hosts(config)
     yield from _check_chat(config)
+    yield from _check_operations(config)
     yield from _check_forgetting(config, world_size)
-
     yield from _check_objectives(config)
+
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
     o, f, s, t, d = config.optimizer, config.feedback, config.sandbox, config.text, config.data
@@ -66,7 +67,6 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "sandbox.workers": s.workers,
         "sandbox.memory_mib": s.memory_mib,
         "sandbox.pids": s.pids,
-        "train.checkpoint_keep": config.train.checkpoint_keep,
     }
     not_negative = {
         "seed": config.seed,
@@ -119,7 +119,7 @@ def _check_times(config: RunConfig) -> Iterator[Problem]:
     times = {
         "train.duration": (config.train.duration, ("ep", "ba")),
         "train.eval_interval": (config.train.eval_interval, ("ep", "ba", "dur")),
-        "train.checkpoint_interval": (config.train.checkpoint_interval, ("ep", "ba", "dur")),
+        "train.checkpoints.interval": (config.train.checkpoints.interval, ("ep", "ba", "dur")),
         "optimizer.warmup": (config.optimizer.warmup, ("ep", "ba", "dur")),
     }
     for key, (text, units) in times.items():
@@ -127,13 +127,6 @@ def _check_times(config: RunConfig) -> Iterator[Problem]:
         if parsed is None or parsed[1] not in units:
             example = ", ".join({"ep": "24ep", "ba": "300ba", "dur": "0.1dur"}[unit] for unit in units)
             yield Problem(keys=(key,), what=f"{key} is not a time", got=text, expected=f"such as {example}")
-    if (parse_time(config.train.checkpoint_interval) or (1, ""))[0] == 0:
-        yield Problem(
-            keys=("train.checkpoint_interval",),
-            what="a checkpoint cannot be saved every 0 batches",
-            got=config.train.checkpoint_interval,
-            hint="1dur saves once, at the end",
-        )
     duration, warmup = parse_time(config.train.duration), parse_time(config.optimizer.warmup)
     if duration and duration[0] == 0:
         yield Problem(keys=("train.duration",), what="the run has no length", got=config.train.duration)
@@ -164,6 +157,13 @@ def _check_model(config: RunConfig) -> Iterator[Problem]:
         )
     if config.text.result_tokens >= config.text.max_tokens:
         yield Problem(
+            keys=("text.result_tokens", "text.max_tokens"),
+            what="one result may fill the whole sequence",
+            got=f"result_tokens={config.text.result_tokens}, max_tokens={config.text.max_tokens}",
+            expected="text.result_tokens below text.max_tokens",
+        )
+
+
 def _check_adapters(config: RunConfig) -> Iterator[Problem]:
     lora, quantize = config.model.lora, config.model.quantize
     if lora is not None:
@@ -205,13 +205,6 @@ def _check_adapters(config: RunConfig) -> Iterator[Problem]:
             what="quantised weights need a GPU",
             got=f"model.quantize={quantize}, train.device=cpu",
             hint="set train.device=gpu, or model.quantize=none",
-        )
-
-
-            keys=("text.result_tokens", "text.max_tokens"),
-            what="one result may fill the whole sequence",
-            got=f"result_tokens={config.text.result_tokens}, max_tokens={config.text.max_tokens}",
-            expected="text.result_tokens below text.max_tokens",
         )
 
 
@@ -283,6 +276,31 @@ def _check_feedback(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _check_objectives(config: RunConfig) -> Iterator[Problem]:
+    for parts in objectives.problems(
+        config.objectives,
+        stage=config.stage,
+        backend=config.feedback.backend,
+        calibration_split=config.data.calibration_split,
+    ):
+        yield Problem(**parts)
+
+
+def _check_operations(config: RunConfig) -> Iterator[Problem]:
+    train = config.train
+    for parts in checkpoints.problems(
+        train.checkpoints,
+        interval=parse_time(train.checkpoints.interval),
+        evaluated=parse_time(train.eval_interval),
+        overwrite=config.overwrite,
+    ):
+        yield Problem(**parts)
+    for parts in distributed.problems(
+        train.distributed, policy_every=config.feedback.policy.every, probe_every=config.feedback.probe.every
+    ):
+        yield Problem(**parts)
+
+
 def _check_forgetting(config: RunConfig, world_size: int) -> Iterator[Problem]:
     for parts in forgetting.problems(
         config.forgetting,
@@ -315,13 +333,3 @@ def _check_hosts(config: RunConfig) -> Iterator[Problem]:
             got=sandbox.runtime or sandbox.hosts,
             hint=f"set feedback.backend=docker (on a Ray cluster, sandbox.hosts=[{RAY_AUTO}] goes with local too)",
         )
-def _check_objectives(config: RunConfig) -> Iterator[Problem]:
-    for parts in objectives.problems(
-        config.objectives,
-        stage=config.stage,
-        backend=config.feedback.backend,
-        calibration_split=config.data.calibration_split,
-    ):
-        yield Problem(**parts)
-
-

@@ -13,6 +13,8 @@ from typing import Literal
 from omegaconf import MISSING
 
 from agentft.config.algorithms import AlgorithmsConfig, CurriculumConfig
+from agentft.config.checkpoints import CheckpointsConfig
+from agentft.config.distributed import DistributedConfig
 from agentft.config.forgetting import ForgettingConfig
 from agentft.config.objectives import ObjectivesConfig
 
@@ -39,8 +41,6 @@ class FeedbackPositionsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-@dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Low-rank adapters: the backbone's own weights are frozen, and small matrices beside them are trained."""
 
@@ -52,15 +52,17 @@ class LoraConfig:
     frozen: Literal["fp32", "bf16"] = "fp32"  # precision in which the frozen weights are kept
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
     """The backbone and where it comes from."""
 
     preset: Literal["tiny-glm", "tiny-kimi"] | None = None  # random initialisation, for CPU
     path: str | None = None  # folder or hub name of a Hugging Face causal LM; either this or preset
     attention: Literal["eager", "sdpa"] = "sdpa"  # attention implementation of the backbone
-    feedback_positions: FeedbackPositionsConfig = field(
-        default_factory=FeedbackPositionsConfig
     lora: LoraConfig | None = None  # train adapters instead of all weights; null trains all
     quantize: Literal["none", "nf4"] = "none"  # 4-bit frozen weights under adapters (QLoRA); needs a GPU
+    feedback_positions: FeedbackPositionsConfig = field(
+        default_factory=FeedbackPositionsConfig
     )  # own positions for result tokens
 
 
@@ -75,6 +77,7 @@ class DataConfig:
     calibration_split: Literal["val", "test"] | None = None  # split that the outcome head is calibrated on at the end
     batch_size: int = 16  # sessions in a global batch
     microbatch_size: int = 8  # sessions in one forward pass; rows are sorted by length before the cut
+    context_noise: float = 0.0  # share of the tokens in context and results replaced by random ones while training
     num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks
     num_workers: int = 0  # loader processes a rank
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)  # order of the sessions within an epoch
@@ -91,7 +94,6 @@ class ScheduleConfig:
     slope: float | None = None  # linear without an end: change per unit of `per`
     per: Literal["ep", "ba"] = "ep"  # unit of time for slope
     floor: float | None = None  # never below this value
-    context_noise: float = 0.0  # share of the tokens in context and results replaced by random ones while training
     points: list[str] = field(default_factory=list)  # step/piecewise: "5ep=0.15" entries in time order
 
 
@@ -232,10 +234,10 @@ class TrainConfig:
     duration: str = MISSING  # such as 24ep or 300ba
     device: Literal["cpu", "gpu", "auto"] = "auto"  # auto takes a GPU where there is one
     precision: Literal["fp32", "amp_bf16"] = "fp32"  # amp_bf16: bfloat16 autocast
-    eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
-    checkpoint_interval: str = "1dur"  # time between checkpoints
     activation_checkpointing: bool = False  # compute activations again in backward: less memory, a third more time
-    checkpoint_keep: int = 2  # checkpoints kept on disk
+    eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)  # when it is saved and what is kept
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # how processes share the model
     threads: int = 0  # torch threads a process; 0 takes OMP_NUM_THREADS, else an equal share of the cores
 
 
@@ -257,6 +259,7 @@ class RunConfig:
     runs_dir: str = "runs"  # folder of all runs
     overwrite: bool = False  # remove an earlier run of this name first; without it such a run is refused
     seed: int = 17  # of initialisation, order and sampling
+    objectives: ObjectivesConfig | None = None  # stage pretrain: what is predicted; null elsewhere
     tools: list[str] = field(default_factory=list)  # YAML files of tools of your own, beside the 18 built-in ones
     text: TextConfig = field(default_factory=TextConfig)  # how a session becomes tokens
     model: ModelConfig = field(default_factory=ModelConfig)  # the backbone
@@ -269,4 +272,3 @@ class RunConfig:
     algorithms: AlgorithmsConfig = field(default_factory=AlgorithmsConfig)  # what bends training, watches or ends it
     train: TrainConfig = field(default_factory=TrainConfig)  # how long and on what
     loggers: LoggersConfig = field(default_factory=LoggersConfig)  # where numbers go
-    objectives: ObjectivesConfig | None = None  # stage pretrain: what is predicted; null elsewhere

@@ -65,8 +65,17 @@ class Store(Protocol):
     def put(self, key: str, data: bytes, digest: Digest) -> None:
         """Store ``data``; the object appears whole or not at all."""
 
+    def put_file(self, key: str, path: Path, sha256: str) -> None:
+        """Store a file of any size unless it is there; it appears whole, and is what ``sha256`` says, or not at all."""
+
+    def holds_file(self, key: str, size_bytes: int, sha256: str) -> bool:
+        """Return whether a file that ``put_file`` stored is there, whole."""
+
     def read(self, key: str) -> bytes | None:
         """Return the object's bytes, or None when there is none."""
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Copy an object of any size to ``path``, which appears whole or not at all."""
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with ``prefix``, sorted."""
@@ -127,10 +136,26 @@ class LocalStore:
             finally:
                 partial.unlink(missing_ok=True)
 
+    def put_file(self, key: str, path: Path, sha256: str) -> None:
+        """Copy beside the target, compare, then rename."""
+        if not self.holds_file(key, path.stat().st_size, sha256):
+            _copy_whole(path, self.root / key, sha256)
+
+    def holds_file(self, key: str, size_bytes: int, sha256: str) -> bool:
+        """Compare size and SHA-256 of the file."""
+        path = self.root / key
+        return path.is_file() and path.stat().st_size == size_bytes and _sha256_of(path) == sha256
+
     def read(self, key: str) -> bytes | None:
         """Return the file's bytes or None."""
         path = self.root / key
         return path.read_bytes() if path.is_file() else None
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Copy beside the target, then rename."""
+        if not (self.root / key).is_file():
+            raise StorageError("there is no such file", where=f"{self.uri}/{key}")
+        _copy_whole(self.root / key, path, None)
 
     def keys(self, prefix: str) -> list[str]:
         """List files below the folder."""
@@ -183,6 +208,46 @@ class S3Store:
                 ChecksumSHA256=checksum,
                 Metadata={"sha256": digest.sha256},
             )
+
+    def put_file(self, key: str, path: Path, sha256: str) -> None:
+        """Put in parts, each with a checksum that the server compares with what it received."""
+        size_bytes, where = path.stat().st_size, f"{self.uri}/{key}"
+        if self.holds_file(key, size_bytes, sha256):
+            return
+        from boto3.exceptions import S3UploadFailedError
+
+        if _sha256_of(path) != sha256:
+            raise StorageError("the file has changed since it was written", where=str(path))
+        more = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
+        with self._errors(where):
+            try:
+                self._client.upload_file(str(path), self.bucket, self._key(key), ExtraArgs=more)
+            except S3UploadFailedError as error:
+                raise error.__cause__ or error.__context__ or error from None
+        if not self.holds_file(key, size_bytes, sha256):
+            raise StorageError(
+                "the object store holds other bytes than it was given", where=where, expected=f"{size_bytes} bytes"
+            )
+
+    def holds_file(self, key: str, size_bytes: int, sha256: str) -> bool:
+        """Compare size and the checksum that was stored beside it."""
+        head = self._head(key)
+        return (
+            head is not None
+            and head["ContentLength"] == size_bytes
+            and head.get("Metadata", {}).get("sha256") == sha256
+        )
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Download beside the target, then rename."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        with disk_errors(path), self._errors(f"{self.uri}/{key}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._client.download_file(self.bucket, self._key(key), str(partial))
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def read(self, key: str) -> bytes | None:
         """Return the object's bytes or None."""
@@ -255,6 +320,24 @@ class S3Store:
         hint = "check S3_ENDPOINT_URL and the network, then repeat: what is already there is kept"
         endpoint = self.endpoint or "the default S3 endpoint"
         return StorageError(f"cannot reach the object store at {endpoint}", where=where, got=got, hint=hint)
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy_whole(source: Path, target: Path, sha256: str | None) -> None:
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, partial)
+            if sha256 is not None and _sha256_of(partial) != sha256:
+                raise StorageError("the file has changed since it was written", where=str(source))
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from composer import Evaluator, Trainer
@@ -47,6 +48,8 @@ from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
+from agentft.train.checkpoint_file import composer_reads_these
+from agentft.train.checkpoints import Checkpoints
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
 
@@ -68,13 +71,17 @@ class BuiltRun:
     record: RunRecord
     calibration: SessionDataset | None
 
+    def is_trained(self) -> bool:
+        """Return whether a checkpoint has brought the run to its end."""
+        return self.trainer.state.get_elapsed_duration() == 1.0
+
     def close(self) -> None:
         """Close the trainer with its callbacks, and with them the sandbox. Idempotent."""
         self.trainer.close()
 
 
-def build(config: RunConfig, folder: Path) -> BuiltRun:
-    """Build everything that a run needs. ``folder`` is the run folder; it exists.
+def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -> BuiltRun:
+    """Build everything that a run needs. ``folder`` is the run folder; it exists. ``resume_from`` is a checkpoint.
 
     Raises:
         DataError: The shards are missing, or were made for another tokenizer, template or text configuration.
@@ -102,7 +109,8 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         keep_trained_only(model)
     if on_cpu and precision == Precision.AMP_BF16:  # Composer refuses it there, so the model casts its forward pass
         model.cpu_bfloat16, precision = True, Precision.FP32
-    trainer = Trainer(
+    callbacks.append(Checkpoints(folder, config.train.checkpoints, measured=record.measured))  # last: it saves them all
+    trainer = build_trainer(
         model=model,
         train_dataloader=train,
         eval_dataloader=Evaluator(
@@ -122,16 +130,19 @@ def build(config: RunConfig, folder: Path) -> BuiltRun:
         device=None if config.train.device == "auto" else config.train.device,
         precision=precision,
         device_train_microbatch_size=config.data.microbatch_size,
-        save_folder=str(folder / "checkpoints"),
-        save_filename="ba{batch}-rank{rank}.pt",
-        save_interval=config.train.checkpoint_interval,
-        save_num_checkpoints_to_keep=config.train.checkpoint_keep,
+        load_path=None if resume_from is None else str(resume_from.absolute()),
         seed=config.seed,
         deterministic_mode=on_cpu,
     )
     return BuiltRun(
         trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record, calibration=calibration
     )
+
+
+def build_trainer(**options: Any) -> Trainer:
+    """Return Composer's trainer of these options; a checkpoint is read as a file of ours, never unpickled."""
+    with composer_reads_these():
+        return Trainer(**options)
 
 
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:

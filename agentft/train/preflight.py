@@ -13,6 +13,7 @@ from pathlib import Path
 from agentft.config.hosts import RAY_AUTO
 from agentft.config.schema import RunConfig
 from agentft.errors import EXIT_ENVIRONMENT, AgentFTError, ConfigError, DataError, SandboxError
+from agentft.train.resume import check_same
 
 CONNECT_TIMEOUT_S = 10.0
 LEAST_FREE_GIB = 2.0
@@ -61,11 +62,15 @@ def _run_folder(config: RunConfig) -> None:
         raise ConfigError(
             "the folder of the run holds something else", where=str(folder), hint="choose another run_name"
         )
+    if config.train.checkpoints.autoresume:
+        check_same(config, folder)
+        return
     if not config.overwrite:
         raise ConfigError(
             "there is a run of this name already",
             where=str(folder),
-            hint="choose another run_name, or say overwrite=true to remove that run first",
+            hint="choose another run_name; train.checkpoints.autoresume=true goes on with that run, "
+            "overwrite=true removes it first",
         )
     if config.feedback.replay_from and Path(config.feedback.replay_from).resolve().is_relative_to(folder.resolve()):
         raise ConfigError("a run cannot overwrite the run that it replays", where=str(folder), hint="change run_name")

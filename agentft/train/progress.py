@@ -35,7 +35,7 @@ class ProgressReport(LoggerDestination):
         self._shown: dict[str, float] = {}
         self._held_out: dict[str, float] = {}
         self._started = self._last_line = 0.0
-        self._tokens_at_start = self._total = 0
+        self._tokens_at_start = self._batches_at_start = self._total = 0
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Keep the losses that were logged, smoothed."""
@@ -50,6 +50,7 @@ class ProgressReport(LoggerDestination):
         """Open the file and the bar."""
         self._started = self._last_line = time.monotonic()
         self._tokens_at_start = state.timestamp.token.value
+        self._batches_at_start = state.timestamp.batch.value
         self._total = _batches(state)
         if self._path is not None:
             self._file = self._path.open("a", buffering=1)
@@ -111,8 +112,9 @@ class ProgressReport(LoggerDestination):
     def _line(self, state: State) -> str:
         done, seconds = state.timestamp.batch.value, time.monotonic() - self._started
         tokens = state.timestamp.token.value - self._tokens_at_start
-        left_s = seconds / max(done, 1) * max(self._total - done, 0)
-        rate = f"{done / seconds:.2f} batches/s, {tokens / seconds:,.0f} tokens/s, {_clock(left_s)} left"
+        here = done - self._batches_at_start
+        left_s = seconds / max(here, 1) * max(self._total - done, 0)
+        rate = f"{here / seconds:.2f} batches/s, {tokens / seconds:,.0f} tokens/s, {_clock(left_s)} left"
         return f"batch {done}/{self._total}  {self._losses()}  ({rate})"
 
 

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 
@@ -35,6 +36,28 @@ class RunRecord(LoggerDestination):
         self._weight: dict[str, list[float]] = {name: [] for name in (*COMPONENTS, *EXTRA_COMPONENTS)}
         self.trained_tokens = 0
         self.eval_losses: dict[str, float] = {}
+        self._eval_batch = 0
+
+    def measured(self) -> tuple[int, dict[str, float]]:
+        """Return the number of batches done at the newest evaluation, and its losses."""
+        return self._eval_batch, self.eval_losses
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the summary needs of the batches so far; what is on disk stays there."""
+        kept = {"raw": self._raw, "weight": self._weight}
+        return {
+            **{part: {name: np.asarray(row) for name, row in rows.items()} for part, rows in kept.items()},
+            "trained_tokens": self.trained_tokens,
+            "eval_losses": dict(self.eval_losses),
+            "eval_batch": self._eval_batch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state_dict``."""
+        self._raw |= {name: row.tolist() for name, row in state["raw"].items()}
+        self._weight |= {name: row.tolist() for name, row in state["weight"].items()}
+        self.trained_tokens, self._eval_batch = state["trained_tokens"], state["eval_batch"]
+        self.eval_losses = dict(state["eval_losses"])
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Keep and write what was logged; ``step`` is the number of batches done."""
@@ -48,6 +71,7 @@ class RunRecord(LoggerDestination):
         for name, value in plain.items():
             if name.startswith("metrics/eval/") and value is not None:
                 self.eval_losses[name.removeprefix("metrics/eval/")] = value
+                self._eval_batch = step or 0
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Make sure that everything is on disk."""
@@ -89,7 +113,7 @@ class RunRecord(LoggerDestination):
         if self._folder is None:
             return
         if name not in self._files:
-            self._files[name] = (self._folder / name).open("w", buffering=1)
+            self._files[name] = (self._folder / name).open("a", buffering=1)
         self._files[name].write(json.dumps(line) + "\n")
 
 

@@ -15,8 +15,8 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from agentft.config.schema import RunConfig
 from agentft.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, AgentFTError, ConfigError
 from agentft.train.check import load_run_config
 from agentft.train.preflight import preflight, run_folder
+from agentft.train.resume import alone, cut_records, forget_failure, is_finished, resume_point
 
 if TYPE_CHECKING:
     from agentft.train.build import BuiltRun
@@ -46,8 +47,12 @@ def command(arguments: argparse.Namespace) -> int:
     folder: Path | None = None
     try:
         config = load_run_config(arguments.config, arguments.overrides)
-        folder = _prepare(config) if first else run_folder(config)
-        _train(config, folder)
+        if config.train.checkpoints.autoresume and is_finished(run_folder(config)):
+            print(f"{run_folder(config)}: this run is finished")
+            return EXIT_OK
+        with _prepared(config) if first else nullcontext():
+            folder = run_folder(config)
+            _train(config, folder)
     except KeyboardInterrupt:
         if first:
             print("agentft: interrupted; the run's folder keeps what was written", file=sys.stderr)
@@ -61,15 +66,20 @@ def command(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _prepare(config: RunConfig) -> Path:
-    """Check what the run needs and make its folder with the resolved configuration."""
+@contextmanager
+def _prepared(config: RunConfig) -> Iterator[None]:
+    """Check what the run needs, make its folder with the resolved configuration, and hold it for this process."""
     preflight(config)
     folder = run_folder(config)
     if config.overwrite and folder.exists():
-        shutil.rmtree(folder)
+        with alone(folder):
+            shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(to_yaml(config))
-    return folder
+    with alone(folder):
+        forget_failure(folder)
+        if not (folder / "config.yaml").is_file():  # a run that goes on keeps the one that it began with
+            (folder / "config.yaml").write_text(to_yaml(config))
+        yield
 
 
 def _train(config: RunConfig, folder: Path) -> None:
@@ -95,11 +105,16 @@ def _train(config: RunConfig, folder: Path) -> None:
     if config.train.threads or "OMP_NUM_THREADS" not in os.environ:
         share = len(os.sched_getaffinity(0)) // dist.get_local_world_size()
         torch.set_num_threads(config.train.threads or max(1, share))
-    run = build(config, folder)
+    point = None
+    if config.train.checkpoints.autoresume:
+        point = resume_point(config, folder)
+        cut_records(folder, point.records if point else {}, rank=dist.get_global_rank(), ranks=dist.get_world_size())
+    run = build(config, folder, resume_from=point.checkpoint if point else None)
     calibration: dict[str, Any] | None = None
     try:
         built = time.monotonic()
-        run.trainer.fit()
+        if not run.is_trained():  # killed between its last batch and its summary
+            run.trainer.fit()
         fitted = time.monotonic()
         if dist.get_global_rank() == 0:
             calibration = _calibrate(run) if config.data.calibration_split else None

@@ -138,7 +138,7 @@ def test_one_seed_one_curve_and_a_replay_without_a_sandbox(tmp_path: Path, shard
     assert summary["probe"]["calls"] >= 2
     assert load(tmp_path / "first" / "config.yaml").run_name == "first"
     assert (tmp_path / "first" / "model" / "model.safetensors").is_file()
-    assert (tmp_path / "first" / "checkpoints" / "ba6-rank0.pt").is_file()
+    assert (tmp_path / "first" / "checkpoints" / "ba6.safetensors").is_file()
 
 
 def test_two_processes_share_a_batch_and_see_the_same_losses_as_one(tmp_path: Path, shards: Path, local: str) -> None:
