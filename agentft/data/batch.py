@@ -153,7 +153,7 @@ def _token_rows(sample: Mapping[str, Any]) -> dict[str, Tensor]:
         "input_ids": ids,
         "labels": torch.where(trained, ids, NO_TARGET),
         "position_ids": torch.from_numpy(np.asarray(sample["position_ids"], dtype=np.int64)),
-        "token_weight": trained.float(),
+        "token_weight": weight,
         "policy_weight": torch.zeros(len(ids)),
     }
 
@@ -170,6 +170,9 @@ def _json_text(record: Any) -> str:
 def _intents(anchors: Sequence[Mapping[str, Any]]) -> Batch:
     at, targets = [], []
     for row, anchor in enumerate(anchors):
+    weight = trained.float()
+    if "token_weight" in sample:
+        weight = weight * torch.from_numpy(np.asarray(sample["token_weight"], dtype=np.float32))
         if anchor["intents"] is not None and anchor["intent_at"] >= 0:
             at.append((row, anchor["intent_at"]))
             targets.append([float(name in anchor["intents"]) for name in INTENTS])

@@ -1,4 +1,4 @@
-"""``agentft shards write | verify | upload`` (floor 3): arguments in, a table or one JSON object out, an exit code."""
+"""``agentft shards write | write-corpus | verify | upload`` (floor 3): arguments in, a table or JSON out, a code."""
 
 from __future__ import annotations
 
@@ -45,6 +45,40 @@ def write(arguments: argparse.Namespace) -> int:
     Console().print(_table(meta, f"{report.folder} ({report.size_bytes / 2**20:.1f} MiB)"))
     cut = f"{meta.dropped_result_tokens} tokens of results and {meta.dropped_steps} steps were cut to fit"
     Console().print(f"{cut} {meta.text['max_tokens']} tokens a session.", highlight=False)
+    return EXIT_OK
+
+
+def write_corpus(arguments: argparse.Namespace) -> int:
+    """Cut source files into rows and write shards for pretraining."""
+    from agentft.data.corpus_shards import write_corpus as write_rows
+
+    text, _ = _sections(arguments.config)
+    report = write_rows(
+        arguments.paths,
+        arguments.output,
+        max_tokens=text.max_tokens,
+        tokenizer=arguments.tokenizer,
+        vocab_size=arguments.vocab_size,
+        holdout=arguments.holdout,
+        val_share=arguments.val_share,
+        progress=not arguments.json,
+    )
+    _warn(report.rejected, 0)
+    if arguments.json:
+        return _print_json(
+            folder=str(report.folder),
+            size_bytes=report.size_bytes,
+            documents=report.documents,
+            split_by=report.split_by,
+            skipped=report.skipped,
+            rejected=[{"document": name, "reason": reason} for name, reason in report.rejected],
+            meta=report.meta.model_dump(),
+        )
+    Console().print(_table(report.meta, f"{report.folder} ({report.size_bytes / 2**20:.1f} MiB)", "rows"))
+    refused = f"{len(report.rejected)} refused, {sum(report.skipped.values())} files left out as no source"
+    Console().print(f"{report.documents} documents, split by {report.split_by}; {refused}.", highlight=False)
+    for reason, files in list(report.skipped.items())[:8]:
+        Console().print(f"  {files:,} {reason}", highlight=False)
     return EXIT_OK
 
 
@@ -96,11 +130,11 @@ def _sections(config: str | None) -> tuple[TextConfig, FeedbackPositionsConfig]:
     return run.text, run.model.feedback_positions
 
 
-def _table(meta: ShardMeta, title: str) -> Table:
+def _table(meta: ShardMeta, title: str, unit: str = "sessions") -> Table:
     table = Table(
         title=title, title_justify="left", caption="trained, context, longest: tokens", caption_justify="left"
     )
-    for name in ("split", "sessions", "steps", "trained", "context", "longest", "shards", "from"):
+    for name in ("split", unit, "steps", "trained", "context", "longest", "shards", "from"):
         table.add_column(name, justify="left" if name in ("split", "from") else "right")
     for split, part in meta.splits.items():
         origins = ", ".join(f"{name or 'unknown'} {count}" for name, count in list(part.repositories.items())[:4])

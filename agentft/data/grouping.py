@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Generic, Protocol, TypeVar
 
 from agentft import etai_io
 from agentft.errors import DataError
@@ -40,44 +40,61 @@ def choose_split(session: Session, holdout: Sequence[str], val_share: float = 0.
     return "val" if draw / 2**64 < val_share else "train"
 
 
-class Buckets:
-    """Sessions on disk, one file of JSON lines per (split, group), so that one group at a time is in memory."""
+class Named(Protocol):
+    """What can be put into ``Buckets``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    @property
+    def session_id(self) -> str:
+        """The name that decides about group and order."""
+
+
+Item = TypeVar("Item", bound=Named)
+
+
+class Buckets(Generic[Item]):
+    """Sessions (or rows of a corpus) on disk, one file of lines per (split, group), so that one group is in memory.
+
+    Args:
+        folder: Where; it is made.
+        dump: Gives an item as one line of ASCII, without the line break.
+        load: Reads that line back.
+    """
+
+    def __init__(self, folder: Path, dump: Callable[[Item], str], load: Callable[[str], Item]) -> None:
+        self.folder, self._dump, self._load = folder, dump, load
         self.counts: Counter[tuple[Split, int]] = Counter()
         folder.mkdir()
 
     @contextlib.contextmanager
-    def filling(self) -> Iterator[Callable[[Split, Session], None]]:
-        """Give a function that puts one session away."""
+    def filling(self) -> Iterator[Callable[[Split, Item], None]]:
+        """Give a function that puts one item away."""
         with contextlib.ExitStack() as stack:
             streams: dict[tuple[Split, int], IO[str]] = {}
 
-            def put(split: Split, session: Session) -> None:
-                key = (split, group_of(session.session_id))
+            def put(split: Split, item: Item) -> None:
+                key = (split, group_of(item.session_id))
                 if key not in streams:
                     streams[key] = stack.enter_context(self._path(*key).open("a", encoding="ascii"))
-                streams[key].write(record_text(session) + "\n")
+                streams[key].write(self._dump(item) + "\n")
                 self.counts[key] += 1
 
             yield put
 
     def splits(self) -> set[Split]:
-        """Return the splits that hold at least one session."""
+        """Return the splits that hold at least one item."""
         return {split for split, _ in self.counts}
 
-    def read(self, split: Split, group: int) -> list[Session]:
-        """Return the sessions of one group, sorted by id."""
+    def read(self, split: Split, group: int) -> list[Item]:
+        """Return the items of one group, sorted by id."""
         path = self._path(split, group)
         if not path.exists():
             return []
         with path.open(encoding="ascii") as lines:
-            sessions = [Session.model_validate(json.loads(line)) for line in lines]
-        return sorted(sessions, key=lambda session: session.session_id)
+            items = [self._load(line) for line in lines]
+        return sorted(items, key=lambda item: item.session_id)
 
-    def split(self, split: Split) -> Iterator[Session]:
-        """Yield the sessions of a split by (group, id)."""
+    def split(self, split: Split) -> Iterator[Item]:
+        """Yield the items of a split by (group, id)."""
         for group in range(GROUPS):
             yield from self.read(split, group)
 
@@ -86,7 +103,7 @@ class Buckets:
 
 
 def fill(
-    buckets: Buckets, files: Sequence[str | Path], holdout: Sequence[str], val_share: float
+    buckets: Buckets[Session], files: Sequence[str | Path], holdout: Sequence[str], val_share: float
 ) -> tuple[int, list[tuple[str, str]]]:
     """Put every session into its bucket; return the unreadable lines, and (id, reason) of ids used before."""
     seen: dict[str, str] = {}
@@ -116,8 +133,13 @@ def fill(
 
 
 def record_text(session: Session) -> str:
-    """Return the session as one line of ASCII JSON; ``Session.model_validate(json.loads(text))`` gives it back."""
+    """Return the session as one line of ASCII JSON; ``read_record`` gives it back."""
     return json.dumps(session.model_dump(), ensure_ascii=True)
+
+
+def read_record(text: str) -> Session:
+    """Return the session of ``record_text``."""
+    return Session.model_validate(json.loads(text))
 
 
 def _name(repository: str) -> str:

@@ -44,6 +44,8 @@ _DOWNLOAD_TIMEOUT_S, _DOWNLOAD_RETRIES = 60, 2
 Sample = dict[str, Any]
 BatchEdit = Callable[[dict[str, Any], int, npt.NDArray[np.int64]], None]
 """Changes a collated batch in place, given the epoch and the numbers [B] of its samples in their split."""
+Transform = Callable[[Sample, int], Sample]
+"""Gives what a sample is trained as in an epoch (``agentft.data.objectives``): a function of its arguments alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ def build_loader(
     seed: int,
     train: bool = True,
     edit: BatchEdit | None = None,
+    transform: Transform | None = None,
 ) -> DataSpec:
     """Return the composer ``DataSpec`` of one split for this rank; call ``open_shards`` first.
 
@@ -97,6 +100,7 @@ def build_loader(
         seed: Of the order.
         train: Whole global batches only; False reads every row.
         edit: Changes each collated batch in place, given the epoch and the samples' numbers [B].
+        transform: Changes each sample as it is drawn.
 
     Raises:
         ConfigError: Ranks, nodes and batch size do not divide.
@@ -122,6 +126,7 @@ def build_loader(
             shuffle_seed=seed,
             shuffle_block_size=max(4_000_000 // data.num_canonical_nodes, 1 << 18),
         )
+    dataset.transform = transform
     if train and shuffle:
         dataset.curriculum = build_curriculum(data.curriculum, split_name, meta)
     loader = SessionLoader(
@@ -146,6 +151,8 @@ class SessionDataset(StreamingDataset):
 
     epoch_consumed = False  # set by the loader: every batch of the current epoch has been drawn
     curriculum: Curriculum | None = None  # orders an epoch instead of Streaming's shuffle
+    transform: Transform | None = None  # changes a sample as it is drawn
+    _epoch = 0  # of the iteration that is under way
     _cause: BaseException | None = None
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
@@ -180,11 +187,21 @@ class SessionDataset(StreamingDataset):
 
     def __iter__(self) -> Iterator[Sample]:
         try:
-            yield from super().__iter__()
+            for sample in super().__iter__():
+                yield self.changed(sample, self._epoch)
         except (AgentFTError, OSError, RuntimeError, ValueError) as error:
             raise self._failure(error) from error
         if hasattr(self, "_event") and self._event.is_set():
             raise self._failure(None) from self._cause
+
+    def changed(self, sample: Sample, epoch: int) -> Sample:
+        """Return what ``sample`` is trained as in ``epoch``."""
+        return sample if self.transform is None else self.transform(sample, epoch)
+
+    def _resume_incr_epoch(self) -> tuple[int, int]:
+        epoch, samples = super()._resume_incr_epoch()
+        self._epoch = int(epoch)
+        return epoch, samples
 
     def position(self) -> tuple[int, int]:
         """Return (epoch, samples of it already consumed over all ranks) at which the next iteration starts."""
@@ -284,7 +301,7 @@ class SessionLoader(StreamingDataLoader):
                 continue
             key = (epoch, batch)
             if key not in self._samples:
-                self._samples[key] = [self.dataset[int(i)] for i in ids[batch] if i >= 0]
+                self._samples[key] = [self.dataset.changed(self.dataset[int(i)], epoch) for i in ids[batch] if i >= 0]
             result.append(Upcoming(epoch=epoch, batch=batch, samples=self._samples[key]))
             batch += 1
         self._forget()

@@ -49,6 +49,7 @@ class ShardMeta(_Strict):
     """The content of ``meta.json``: how sessions became tokens, and how many of them there are."""
 
     format: Literal["agentft-shards/1"] = "agentft-shards/1"
+    kind: Literal["sessions", "corpus"] = "sessions"
     schema_version: str
     template: str
     template_version: int

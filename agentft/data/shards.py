@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentft.config.schema import FeedbackPositionsConfig, TextConfig
-from agentft.data.grouping import GROUPS, Buckets, fill, group_of, record_text
+from agentft.data.grouping import GROUPS, Buckets, fill, group_of, read_record, record_text
 from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
 from agentft.data.progress import track
 from agentft.data.storage import disk_errors
@@ -103,6 +103,27 @@ def write_shards(
     """
     if not 0 <= val_share < 1:
         raise DataError("no share of the sessions", where="--val-share", got=val_share, expected="from 0 to below 1")
+    with shard_folder(output) as partial:
+        buckets = Buckets(partial / "buckets", record_text, read_record)
+        unreadable, rejected = fill(buckets, sessions, holdout, val_share)
+        made_by = _tokenizer(tokenizer, vocab_size, buckets, text)
+        save_tokenizer(made_by, partial / TOKENIZER_NAME)
+        renderer = Renderer(Vocab.of(made_by), text, positions, specs())
+        splits, dropped = _write_splits(partial, buckets, renderer, rejected, progress)
+        meta = _meta(text, positions, made_by, holdout, splits, dropped, len(rejected))
+        shutil.rmtree(buckets.folder)
+        size = write_side_files(partial, meta, rejected)
+    target = Path(os.path.realpath(output))
+    return ShardReport(folder=target, meta=meta, rejected=tuple(rejected), unreadable=unreadable, size_bytes=size)
+
+
+@contextlib.contextmanager
+def shard_folder(output: str | Path) -> Iterator[Path]:
+    """Give a folder to write that takes the place of ``output`` when the block ends well, and else is removed.
+
+    Raises:
+        DataError: A full disk, or an output folder that holds something else than shards.
+    """
     target = Path(os.path.realpath(output))
     _refuse_foreign(target)
     _remove_partials(target)
@@ -110,24 +131,14 @@ def write_shards(
     try:
         with disk_errors(partial / META_NAME):
             partial.mkdir(parents=True)
-            buckets = Buckets(partial / "buckets")
-            unreadable, rejected = fill(buckets, sessions, holdout, val_share)
-            made_by = _tokenizer(tokenizer, vocab_size, buckets, text)
-            save_tokenizer(made_by, partial / TOKENIZER_NAME)
-            renderer = Renderer(Vocab.of(made_by), text, positions, specs())
-            splits, dropped = _write_splits(partial, buckets, renderer, rejected, progress)
-            meta = _meta(text, positions, made_by, holdout, splits, dropped, len(rejected))
-            shutil.rmtree(buckets.folder)
-            _write_side_files(partial, meta, rejected)
-            size = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+            yield partial
             _publish(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return ShardReport(folder=target, meta=meta, rejected=tuple(rejected), unreadable=unreadable, size_bytes=size)
 
 
 def _write_splits(
-    partial: Path, buckets: Buckets, renderer: Renderer, rejected: list[tuple[str, str]], progress: bool
+    partial: Path, buckets: Buckets[Session], renderer: Renderer, rejected: list[tuple[str, str]], progress: bool
 ) -> tuple[dict[Split, SplitMeta], Counter[str]]:
     """Write every split that has sessions; append what cannot be rendered to ``rejected``."""
     splits: dict[Split, SplitMeta] = {}
@@ -172,14 +183,16 @@ def _meta(
     )
 
 
-def _write_side_files(partial: Path, meta: ShardMeta, rejected: Sequence[tuple[str, str]]) -> None:
+def write_side_files(partial: Path, meta: ShardMeta, rejected: Sequence[tuple[str, str]]) -> int:
+    """Write ``meta.json`` and, where something could not be used, ``rejected.jsonl``; return the folder's bytes."""
     if rejected:
         lines = (json.dumps({"session_id": name, "reason": reason}) + "\n" for name, reason in rejected)
         (partial / REJECTED_NAME).write_text("".join(lines))
     (partial / META_NAME).write_text(meta.model_dump_json(indent=2) + "\n")
+    return sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
 
 
-def _tokenizer(name: str, vocab_size: int, buckets: Buckets, text: TextConfig) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str, vocab_size: int, buckets: Buckets[Session], text: TextConfig) -> PreTrainedTokenizerBase:
     if name != "train":
         tokenizer = load_tokenizer(name)
         add_special_tokens(tokenizer)
@@ -209,7 +222,7 @@ class _Counts:
 
 def _write_split(
     folder: Path,
-    buckets: Buckets,
+    buckets: Buckets[Session],
     split: Split,
     renderer: Renderer,
     dropped: Counter[str],
@@ -218,7 +231,7 @@ def _write_split(
 ) -> SplitMeta | None:
     """Render and write one split; None when nothing of it could be rendered."""
     counts = _Counts()
-    with _mds_writer(folder) as writer:
+    with mds_writer(folder) as writer:
         for session in buckets.split(split):
             try:
                 rendered = renderer.render(session)
@@ -247,7 +260,8 @@ def _write_split(
 
 
 @contextlib.contextmanager
-def _mds_writer(folder: Path) -> Iterator[MDSWriter]:
+def mds_writer(folder: Path) -> Iterator[MDSWriter]:
+    """Give a writer of ``COLUMNS``; a block that fails leaves no index."""
     from streaming import MDSWriter
 
     writer = MDSWriter(

@@ -162,6 +162,11 @@ class Vocab:
         """Return the ids of content; a special token spelled out in it stays text. Lone surrogates become U+FFFD."""
         return self.codec.encode(text) if text else ()
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the half-open character span of each id of ``encode(text)``; a character's ids may share its span."""
+        assert isinstance(self.codec, _FastCodec)
+        return self.codec.spans(text) if text else []
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of content ids; special ids are written as their names."""
         pieces: list[str] = []
@@ -206,6 +211,9 @@ class _FastCodec:
         except TypeError:  # a lone surrogate has no bytes
             clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             return tuple(self._backend.encode(clean, add_special_tokens=False).ids)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._backend.encode(text, add_special_tokens=False).offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False)) if len(ids) else ""
