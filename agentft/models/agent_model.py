@@ -57,6 +57,7 @@ class AgentModel(ComposerModel):
         loss_weights: Weight of each component now; which of ``EXTRA_COMPONENTS`` a run has is seen here.
         distill_temperature: Of the component ``distill``.
         cpu_bfloat16: Run the forward pass in bfloat16 autocast on a CPU, which Composer's ``precision`` refuses to do.
+        unpadded: Rows go through the backbone end to end, without their padding; the losses are the same.
         statistics: component → [2] float64, sum and count over the microbatches since ``reset_statistics``.
     """
 
@@ -76,6 +77,7 @@ class AgentModel(ComposerModel):
         self.loss_weights: dict[str, float] = dict.fromkeys(COMPONENTS, 1.0)
         self.distill_temperature = 1.0
         self.cpu_bfloat16 = False
+        self.unpadded = False
         self.statistics: dict[str, Tensor] = {}
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -92,7 +94,8 @@ class AgentModel(ComposerModel):
         return self._predict(batch)
 
     def _predict(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        hidden = hidden_states(self.backbone, batch["input_ids"], batch["position_ids"])
+        lengths = batch["lengths"] if self.unpadded else None
+        hidden = hidden_states(self.backbone, batch["input_ids"], batch["position_ids"], lengths)
         trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)
         before = trained.nonzero()  # [N, 2]; column c predicts the token at c + 1
         rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, before[:, 0] * hidden.shape[1] + before[:, 1])

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GlmConfig, Pretrained
 
 from agentft.config.schema import ModelConfig
 from agentft.errors import ModelError
-from agentft.models import adapters, kimi, rotary
+from agentft.models import adapters, attention, kimi, rotary
 
 PRESETS = ("tiny-glm", "tiny-kimi")
 SLIDING = ("gemma3_text", "qwen2")
@@ -46,7 +46,7 @@ def build_backbone(
         raise ModelError("a model is either a preset or a path", where="model", expected="exactly one of preset, path")
     new_rows: list[int] = []
     if config.preset is not None:
-        backbone = _random(preset_config(config.preset, vocab_size), seed, config.attention)
+        backbone = _random(preset_config(config.preset, vocab_size), seed, attention.to_load(config.attention))
     else:
         backbone = _load(config)
         new_rows = _fit_vocabulary(backbone, vocab_size, new_token_ids)
@@ -59,6 +59,7 @@ def build_backbone(
             got=backbone.config.model_type,
             hint="set model.feedback_positions.enabled=false",
         )
+    attention.install(backbone, config.attention)
     keep_unused_experts_in_graph(backbone)
     if config.lora is not None:
         adapters.attach(backbone, config.lora, new_rows, seed)
@@ -113,15 +114,39 @@ def preset_config(preset: str, vocab_size: int) -> PretrainedConfig:
     raise ModelError("no such preset", where="model.preset", got=preset, expected=" or ".join(PRESETS))
 
 
-def hidden_states(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+def hidden_states(
+    backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, lengths: Tensor | None = None
+) -> Tensor:
     """Return the last hidden states [B, T, H] of right-padded rows [B, T].
 
     The mask is always explicit: without one, transformers takes any jump of ``position_ids`` for a document boundary.
+    With ``lengths`` [B], the real tokens a row, padding is not computed (its hidden states are 0): the rows go through
+    the decoder end to end in one, attention stays within each (``agentft.models.attention``).
     """
+    if lengths is not None:
+        return _unpadded_hidden_states(backbone, input_ids, position_ids, lengths.tolist())
     mask = causal_mask(input_ids.shape[1], backbone.dtype, input_ids.device)
     return decoder_of(backbone)(
         input_ids=input_ids, attention_mask=layer_masks(backbone, mask), position_ids=position_ids, use_cache=False
     ).last_hidden_state
+
+
+def _unpadded_hidden_states(
+    backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, lengths: list[int]
+) -> Tensor:
+    rows, longest = input_ids.shape
+    places = torch.cat([torch.arange(length) + row * longest for row, length in enumerate(lengths)])
+    places = places.to(input_ids.device, non_blocking=True)  # [N], of the real tokens
+    inputs = attention.segments(backbone, lengths, input_ids.device)
+    if inputs["attention_mask"].is_floating_point():
+        inputs["attention_mask"] = layer_masks(backbone, inputs["attention_mask"])
+    hidden = decoder_of(backbone)(
+        input_ids=input_ids.reshape(-1).index_select(0, places)[None],
+        position_ids=position_ids.reshape(-1).index_select(0, places)[None],
+        use_cache=False,
+        **inputs,
+    ).last_hidden_state[0]
+    return hidden.new_zeros(rows * longest, hidden.shape[-1]).index_copy(0, places, hidden).view(rows, longest, -1)
 
 
 def decoder_of(backbone: PreTrainedModel) -> nn.Module:
@@ -191,7 +216,7 @@ def _load(config: ModelConfig) -> PreTrainedModel:
             config=about,
             use_safetensors=True,
             dtype=torch.bfloat16 if config.lora is not None and config.lora.frozen == "bf16" else torch.float32,
-            attn_implementation=config.attention,
+            attn_implementation=attention.to_load(config.attention),
             **options,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as cause:
@@ -269,6 +294,11 @@ class _Touch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         return grad, *(torch.zeros_like(parameter) for parameter in ctx.parameters)
+
+
+def touch(hidden: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return ``hidden``; backward gives each parameter a zero gradient, for which data parallelism waits."""
+    return _Touch.apply(hidden, *parameters)
 
 
 def keep_unused_experts_in_graph(backbone: nn.Module) -> int:
