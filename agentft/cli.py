@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from agentft import __version__
-from agentft.errors import EXIT_INTERRUPTED, AgentFTError
+from agentft.errors import EXIT_INTERRUPTED, EXIT_OK, AgentFTError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     module, _, function = arguments.target.partition(":")
     try:
-        return int(getattr(importlib.import_module(module), function)(arguments))
+        code = int(getattr(importlib.import_module(module), function)(arguments))
+        sys.stdout.flush()  # here, where a reader that has gone can still be told from a failure
+        return code
+    except BrokenPipeError:  # `agentft tools | head`: what was asked for has been shown
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
     except AgentFTError as error:
         print(f"agentft: {error}", file=sys.stderr)
         return error.exit_code

@@ -116,16 +116,20 @@ def trainer_killed_in_a_call(stage: Stage) -> Seen:
 
 @check("faults", engines_only=True)
 def trainer_killed_in_create(stage: Stage) -> Seen:
-    """Whenever a trainer is killed while it creates sandboxes, the next start removes what is left."""
+    """Whenever a trainer is killed while it creates sandboxes, the starts that follow remove what is left."""
     subject = engine_of(stage)
     delays, left = (0.0, 0.03, 0.08, 0.15, 0.25), []
+
+    def after_a_start() -> list[str]:  # the engine may finish a creation when the first of them has looked
+        remove_leftovers_of(subject)
+        return subject.containers(f"{subject.run_name}-trainer")
+
     for delay in delays:
         with trainer(subject, "create") as process:
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
             process.wait()
-        remove_leftovers_of(subject)
-        found, _ = gone(lambda: subject.containers(f"{subject.run_name}-trainer"), 5)
+        found, _ = gone(after_a_start, 5)
         left += found
     return Seen(not left, f"killed {len(delays)} times, {len(left)} left")
 
