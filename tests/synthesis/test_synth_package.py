@@ -55,6 +55,15 @@ def test_packages_without_code_or_tests_are_refused(tmp_path: Path) -> None:
     assert set(single.workspace(["test_x.py"])) == {"test_x.py", "x.py"}
 
 
+@pytest.mark.parametrize("name", ["test.py", "tests.py", "x_test.py", "tests/test_x.py"])
+def test_the_names_that_files_of_tests_have(tmp_path: Path, name: str) -> None:
+    sdist = Sdist(name="x", version="1", sha256="0", path=tmp_path)
+    files = {"x/__init__.py": b"", "x/test.py": b"def helper(): pass\n", name: b"def test_it(): pass\n"}
+    package = package_from_files(sdist, files)
+    assert package.tests == (name,)
+    assert package.sources == ("x/__init__.py", "x/test.py"), "a module of the package is no file of tests"
+
+
 def test_few_fast_passing_tests_of_one_file_are_chosen() -> None:
     function = Source("a.py", "def clamp(x):\n    return x\n").functions[0]
     rows = [ProfiledTest(f"t/test_a.py::test_{n}", 0.01, True, ("a.py:1",)) for n in range(20)]

@@ -106,7 +106,11 @@ def package_from_files(sdist: Sdist, raw: Mapping[str, bytes]) -> Package:
     if not sources:
         raise DataError("no Python package in the source distribution", where=where, expected="NAME/__init__.py")
     if not tests:
-        raise DataError("no tests in the source distribution", where=where, expected="test_*.py files")
+        raise DataError(
+            "no tests in the source distribution",
+            where=where,
+            expected="test_*.py, *_test.py, or test.py beside the package",
+        )
     return Package(
         name=sdist.name,
         version=sdist.version,
@@ -134,8 +138,9 @@ def _python_files(raw: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _is_test(path: str) -> bool:
+    """Whether pytest collects this file by itself, or it is the one file of tests beside the package (`test.py`)."""
     name = PurePosixPath(path).name
-    return name.startswith("test_") or name.endswith("_test.py")
+    return name.startswith("test_") or name.endswith("_test.py") or path in ("test.py", "tests.py")
 
 
 def _is_source(path: str, folders: set[str]) -> bool:
