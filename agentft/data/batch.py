@@ -64,6 +64,25 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     return batch
 
 
+def bare_sample(session_id: str, input_ids: Any, position_ids: Any) -> dict[str, Any]:
+    """Return a sample for ``collate`` that has tokens and positions [T], but nothing to train on."""
+    return {
+        "session_id": session_id,
+        "input_ids": input_ids,
+        "loss_mask": np.zeros(len(input_ids), np.uint8),
+        "position_ids": position_ids,
+        "anchors": {
+            "intent_at": -1,
+            "intents": None,
+            "cursor_at": -1,
+            "cursor_target": None,
+            "viewport": None,
+            "steps": [],
+        },
+        "record": "",
+    }
+
+
 def split(batch: Batch, microbatch_size: int | float) -> list[Batch]:
     """Cut a rank's batch into microbatches of at most ``microbatch_size`` rows, shortest rows last.
 

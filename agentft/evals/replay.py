@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentft.errors import DataError
-from agentft.etai import ExecutionResult, Session
+from agentft.etai import Session
 from agentft.models.agent_model import AgentModel
 from agentft.models.generate import evaluating, prompt_of, sample_turns
 from agentft.models.grammar import TurnGrammar
@@ -32,6 +32,7 @@ from agentft.sandbox.grader import named_files
 from agentft.sandbox.restore import is_test
 from agentft.text.draft import Draft
 from agentft.text.render import Renderer
+from agentft.text.results import format_error_result
 from agentft.tools import TOOLS, FormatError, ToolCall
 
 MAX_TURN_TOKENS = 256
@@ -218,7 +219,7 @@ def _execute(
         if call is None:
             episode.ended = True
         elif isinstance(call, FormatError):
-            renderer.append_result(episode.draft, call, _format_error(call))
+            renderer.append_result(episode.draft, call, format_error_result(call.reason))
         else:
             results = _results(futures[index], wait_s)[len(episode.changing) :]
             _judge(episode, call, results, solved[episode.plan.session_id])
@@ -259,10 +260,6 @@ def _results(future: Any, wait_s: float) -> list[ExecResult]:
         return list(future.result(timeout=wait_s))
     except Exception:  # whatever a sandbox does, it costs a session and not the evaluation
         return []
-
-
-def _format_error(call: FormatError) -> ExecutionResult:
-    return ExecutionResult(exit_code=None, status="format_error", stderr=call.reason)
 
 
 def _count(episodes: Sequence[_Episode], steps: int) -> PathAccuracy:

@@ -197,6 +197,10 @@ class ExecutionFeedback(Callback):
             self.executions.drop()
             self._executor.close()
 
+    def judged(self) -> list[Judged]:
+        """Return the calls of the batch at hand that were executed, from ``after_dataloader`` to ``batch_end``."""
+        return self._judged
+
     def summary(self) -> dict[str, Any]:
         """Return this rank's {sandbox, executor, probe, traces}.
 

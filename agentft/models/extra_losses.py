@@ -3,7 +3,7 @@
 Both are sums over positions of the one forward pass, with logits in chunks that are computed again in backward, so that
 they cost one chunk of logits whatever the vocabulary. A batch without their keys costs nothing.
 
-* ``lm``: cross-entropy of the next token wherever ``lm_weight`` is not 0 (``agentft.data.replay_buffer`` adds the rows).
+* ``lm``: cross-entropy of the next token where ``lm_weight`` is not 0 (``agentft.data.replay_buffer`` adds the rows).
 * ``distill``: KL(teacher‖student) at ``distill_at``, the teacher's final hidden states being ``distill_hidden``
   (``agentft.feedback.distillation`` computes them). Its logits come from the same head, without gradient.
 """

@@ -197,6 +197,11 @@ def output_text(result: ExecutionResult) -> str:
     return f"{stdout}\n[stderr]\n{stderr}" if stdout and stderr else stdout or stderr
 
 
+def format_error_result(reason: str) -> ExecutionResult:
+    """Return what stands in a conversation for the result of a call that did not parse."""
+    return ExecutionResult(exit_code=None, status="format_error", stderr=reason)
+
+
 def shorten(vocab: Vocab, text: str, limit: int) -> tuple[tuple[int, ...], int]:
     """Return the ids of ``text``, cut in its middle to about ``limit`` tokens, and how many tokens went."""
     ids = vocab.encode(text)

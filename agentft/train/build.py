@@ -50,6 +50,7 @@ from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
 from agentft.train.checkpoint_file import composer_reads_these
 from agentft.train.checkpoints import Checkpoints
+from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
 
@@ -92,15 +93,18 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, meta)
     noise = ContextNoise(renderer.vocab, config.data.context_noise, config.seed) if config.data.context_noise else None
-    train = build_loader(config.data, config.data.train_split, meta, shuffle=True, seed=config.seed, edit=noise)
+    train = build_loader(stage_data(config), config.data.train_split, meta, shuffle=True, seed=config.seed, edit=noise)
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
-    callbacks: list[Callback] = [LossWeights(CompositeLoss(config.loss))]
+    composite = CompositeLoss(config.loss, lm_share=config.forgetting.lm_share)
+    callbacks: list[Callback] = [LossWeights(composite)]
     if feedback is not None:
         callbacks.append(feedback)
+    callbacks += build_earlier_rows(config, meta)
+    callbacks += build_distillation(config, composite, model, renderer, feedback)
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     precision = Precision(config.train.precision)
     if config.train.activation_checkpointing:
@@ -122,7 +126,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
             parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
         ),
         schedulers=build_scheduler(config.optimizer),
-        algorithms=build_algorithms(config.optimizer),
+        algorithms=[*build_algorithms(config.optimizer), *build_ewc(config, model)],
         callbacks=callbacks,
         loggers=[record, *build_loggers(config, folder)],
         run_name=config.run_name,
