@@ -56,6 +56,9 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
     if not (run / "config.yaml").is_file():
         raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
     config = load(run / "config.yaml")
+    if config.stage == "pretrain":
+        hint = "its held-out losses are in summary.json (eval_loss)"
+        raise ConfigError("a pretraining run has no heads to evaluate", where=str(run), got=config.stage, hint=hint)
     use_tools(config.tools)
     model = load_model(run / "model")
     train = [session_of(sample["record"]) for sample in read_samples(config.data.shards, config.data.train_split)]

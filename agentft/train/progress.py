@@ -44,7 +44,7 @@ class ProgressReport(LoggerDestination):
                 key = name.split("/")[1]
                 self._shown[key] = self._shown.get(key, value) * (1 - SMOOTHING) + value * SMOOTHING
             elif name.startswith("metrics/eval/"):
-                self._held_out[name.rpartition("/")[2]] = float(value)
+                self._held_out[name.removeprefix("metrics/eval/")] = float(value)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the file and the bar."""
