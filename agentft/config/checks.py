@@ -201,6 +201,14 @@ def _check_adapters(config: RunConfig) -> Iterator[Problem]:
         )
     if quantize != "none" and config.train.device == "cpu":
         yield Problem(
+    shared = config.train.distributed.strategy == "fsdp"
+    if shared and (quantize != "none" or (lora is not None and lora.frozen != "fp32")):
+        yield Problem(
+            keys=("model.quantize" if quantize != "none" else "model.lora.frozen", "train.distributed.strategy"),
+            what="fsdp shares out weights of one precision only",
+            got=f"model.quantize={quantize}, model.lora.frozen={lora.frozen if lora else None}",
+            expected="model.quantize=none and model.lora.frozen=fp32; each process holds a share of it",
+        )
             keys=("model.quantize", "train.device"),
             what="quantised weights need a GPU",
             got=f"model.quantize={quantize}, train.device=cpu",

@@ -24,7 +24,7 @@ READER = """
 import json, sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("agentft", "composer", "streaming", "peft"):
+        if name.partition(".")[0] in ("agentft", "composer", "streaming"):
             raise ImportError(f"{name} is not installed here")
 sys.meta_path.insert(0, Absent())
 import torch
@@ -35,7 +35,7 @@ for folder in sys.argv[3:]:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         found[folder] = model(input_ids=ids).logits.contiguous()
-assert not {"agentft", "composer", "peft"} & set(sys.modules)
+assert not {"agentft", "composer", "streaming"} & set(sys.modules)
 save_file(found, sys.argv[2])
 """
 

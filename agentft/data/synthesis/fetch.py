@@ -75,6 +75,21 @@ def fetch_sdist(requirement: str, cache: Path | None = None) -> Sdist:
     return _download(found, folder)
 
 
+def fetch_wheel(requirement: str, sha256: str, cache: Path | None = None) -> Path:
+    """Return the wheel that ``requirement`` (``name==version``) names and whose hash is ``sha256``; nothing of it runs.
+
+    Raises:
+        DataError: no wheel matches, the index cannot be reached, or the hash differs.
+    """
+    wanted = Requirement(requirement)
+    folder = (cache or cache_root()) / "wheels"
+    known = _cached(folder, canonicalize_name(wanted.name), str(_pinned_version(wanted)))
+    found = known or _download(_find(wanted, requirement, wheel=True), folder)
+    if found.sha256 != sha256:
+        raise DataError("the wheel is another one", where=str(found.path), got=found.sha256, expected=sha256)
+    return found.path
+
+
 def read_archive(path: Path) -> dict[str, bytes]:
     """Return the regular files of a ``.tar.*`` or ``.zip`` archive by path, without their common top folder.
 
@@ -113,10 +128,11 @@ def _cached(folder: Path, name: str, version: str) -> Sdist | None:
     return None
 
 
-def _find(wanted: Requirement, requirement: str) -> FoundPackage:
+def _find(wanted: Requirement, requirement: str, *, wheel: bool = False) -> FoundPackage:
     from unearth import PackageFinder
 
-    finder = PackageFinder(index_urls=_pip_setting("index-url"), no_binary=[wanted.name])
+    form = {"only_binary" if wheel else "no_binary": [wanted.name]}
+    finder = PackageFinder(index_urls=_pip_setting("index-url"), **form)
     for location in _pip_setting("extra-index-url"):
         finder.add_index_url(location)
     for location in _pip_setting("find-links"):
@@ -125,10 +141,10 @@ def _find(wanted: Requirement, requirement: str) -> FoundPackage:
         match = next(iter(finder.find_matches(wanted)), None)
     if match is None:
         raise DataError(
-            "no source distribution matches",
+            f"no {'wheel' if wheel else 'source distribution'} matches",
             where="--package",
             got=requirement,
-            expected="a version for this Python that is published as .tar.gz or .zip",
+            expected=f"a version for this Python that is published as {'.whl' if wheel else '.tar.gz or .zip'}",
         )
     return match
 
