@@ -16,7 +16,7 @@ from composer.core import DataSpec
 
 from agentft.config.objectives import WEIGHTS, ObjectivesConfig
 from agentft.config.schema import RunConfig
-from agentft.data.batch import collate, num_samples, num_tokens, split
+from agentft.data.batch import collate, num_samples, num_tokens
 from agentft.data.loader import SessionLoader
 from agentft.data.marks import Marks
 from agentft.data.meta import ShardMeta
@@ -78,7 +78,7 @@ def held_out_as(objectives: Objectives, name: str, held_out: DataSpec) -> DataSp
     return DataSpec(
         again,
         num_samples=held_out.num_samples,
-        split_batch=split,
+        split_batch=held_out.split_batch,
         get_num_samples_in_batch=num_samples,
         get_num_tokens_in_batch=num_tokens,
     )

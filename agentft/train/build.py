@@ -33,6 +33,9 @@ from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
+from agentft.data.noise import ContextNoise
+from agentft.data.objectives import Objectives
+from agentft.data.pretrain import build_objectives, held_out_as, weighted
 from agentft.errors import ModelError
 from agentft.etai import Session
 from agentft.data.noise import ContextNoise
@@ -93,7 +96,16 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, meta)
     noise = ContextNoise(renderer.vocab, config.data.context_noise, config.seed) if config.data.context_noise else None
-    train = build_loader(stage_data(config), config.data.train_split, meta, shuffle=True, seed=config.seed, edit=noise)
+    objectives = build_objectives(config, tokenizer, meta) if config.stage == "pretrain" else None
+    train = build_loader(
+        stage_data(config),
+        config.data.train_split,
+        meta,
+        shuffle=True,
+        seed=config.seed,
+        edit=noise,
+        transform=objectives,
+    )
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
@@ -117,9 +129,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     trainer = build_trainer(
         model=model,
         train_dataloader=train,
-        eval_dataloader=Evaluator(
-            label="eval", dataloader=held_out, device_eval_microbatch_size=config.data.microbatch_size
-        ),
+        eval_dataloader=build_evaluators(config, held_out, objectives),
         max_duration=config.train.duration,
         eval_interval=0 if parse_time(config.train.eval_interval) in OFF else config.train.eval_interval,
         optimizers=DecoupledAdamW(
@@ -150,7 +160,7 @@ def build_trainer(**options: Any) -> Trainer:
 
 
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:
-    """Return the renderer of the run, after checking that the shards were written with an equal one."""
+    """Return the renderer of the run, after checking that the shards (of sessions) were written with an equal one."""
     positions = config.model.feedback_positions
     check_fingerprint(
         meta,
@@ -181,6 +191,8 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
             )
         new_ids = [ids[token] for token in SPECIAL_TOKENS if token not in known]
     return build_agent_model(
+    if config.stage == "pretrain":  # nothing is rendered; build_objectives checks the corpus
+        return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
         config.model,
         vocab_size=len(tokenizer),
         tools=list(TOOL_INDEX),
@@ -219,6 +231,15 @@ def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
 
 def build_feedback(
     config: RunConfig, folder: Path, renderer: Renderer, train: DataSpec, held_out: DataSpec
+def build_evaluators(config: RunConfig, held_out: DataSpec, objectives: Objectives | None) -> list[Evaluator]:
+    """Return the evaluation of the held-out rows as they are and, when pretraining, as each other objective has them."""
+    specs, size = {"eval": held_out}, config.data.microbatch_size
+    if objectives is not None:
+        others = [name for name in weighted(config.objectives) if name != "causal"]
+        specs |= {f"eval/{name}": held_out_as(objectives, name, held_out) for name in others}
+    return [Evaluator(label=label, dataloader=spec, device_eval_microbatch_size=size) for label, spec in specs.items()]
+
+
 ) -> ExecutionFeedback | None:
     """Return the callback that executes calls, or None where feedback is off."""
     if config.feedback.backend == "off":
