@@ -33,12 +33,11 @@ from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
-from agentft.data.noise import ContextNoise
-from agentft.data.objectives import Objectives
-from agentft.data.pretrain import build_objectives, held_out_as, weighted
 from agentft.errors import ModelError
 from agentft.etai import Session
 from agentft.data.noise import ContextNoise
+from agentft.data.objectives import Objectives
+from agentft.data.pretrain import build_objectives, held_out_as, weighted
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
@@ -162,6 +161,8 @@ def build_trainer(**options: Any) -> Trainer:
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:
     """Return the renderer of the run, after checking that the shards (of sessions) were written with an equal one."""
     positions = config.model.feedback_positions
+    if config.stage == "pretrain":  # nothing is rendered; build_objectives checks the corpus
+        return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
     check_fingerprint(
         meta,
         tokenizer_sha256=tokenizer_fingerprint(tokenizer),
@@ -191,8 +192,6 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
             )
         new_ids = [ids[token] for token in SPECIAL_TOKENS if token not in known]
     return build_agent_model(
-    if config.stage == "pretrain":  # nothing is rendered; build_objectives checks the corpus
-        return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
         config.model,
         vocab_size=len(tokenizer),
         tools=list(TOOL_INDEX),
@@ -200,6 +199,15 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
         entropy_bonus=config.feedback.reward.entropy_bonus if config.feedback.backend != "off" else 0.0,
         new_token_ids=new_ids,
     )
+
+
+def build_evaluators(config: RunConfig, held_out: DataSpec, objectives: Objectives | None) -> list[Evaluator]:
+    """Return the evaluation of the held-out rows as they are and, when pretraining, as each other objective has them."""
+    specs, size = {"eval": held_out}, config.data.microbatch_size
+    if objectives is not None:
+        others = [name for name in weighted(config.objectives) if name != "causal"]
+        specs |= {f"eval/{name}": held_out_as(objectives, name, held_out) for name in others}
+    return [Evaluator(label=label, dataloader=spec, device_eval_microbatch_size=size) for label, spec in specs.items()]
 
 
 def build_scheduler(config: OptimizerConfig) -> ComposerScheduler:
@@ -231,15 +239,6 @@ def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
 
 def build_feedback(
     config: RunConfig, folder: Path, renderer: Renderer, train: DataSpec, held_out: DataSpec
-def build_evaluators(config: RunConfig, held_out: DataSpec, objectives: Objectives | None) -> list[Evaluator]:
-    """Return the evaluation of the held-out rows as they are and, when pretraining, as each other objective has them."""
-    specs, size = {"eval": held_out}, config.data.microbatch_size
-    if objectives is not None:
-        others = [name for name in weighted(config.objectives) if name != "causal"]
-        specs |= {f"eval/{name}": held_out_as(objectives, name, held_out) for name in others}
-    return [Evaluator(label=label, dataloader=spec, device_eval_microbatch_size=size) for label, spec in specs.items()]
-
-
 ) -> ExecutionFeedback | None:
     """Return the callback that executes calls, or None where feedback is off."""
     if config.feedback.backend == "off":
