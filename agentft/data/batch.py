@@ -168,6 +168,9 @@ def _global_counts(batch: Batch) -> dict[str, float]:
 def _token_rows(sample: Mapping[str, Any]) -> dict[str, Tensor]:
     ids = torch.from_numpy(np.asarray(sample["input_ids"], dtype=np.int64))
     trained = torch.from_numpy(np.asarray(sample["loss_mask"]).astype(bool))
+    weight = trained.float()
+    if "token_weight" in sample:
+        weight = weight * torch.from_numpy(np.asarray(sample["token_weight"], dtype=np.float32))
     return {
         "input_ids": ids,
         "labels": torch.where(trained, ids, NO_TARGET),
@@ -189,9 +192,6 @@ def _json_text(record: Any) -> str:
 def _intents(anchors: Sequence[Mapping[str, Any]]) -> Batch:
     at, targets = [], []
     for row, anchor in enumerate(anchors):
-    weight = trained.float()
-    if "token_weight" in sample:
-        weight = weight * torch.from_numpy(np.asarray(sample["token_weight"], dtype=np.float32))
         if anchor["intents"] is not None and anchor["intent_at"] >= 0:
             at.append((row, anchor["intent_at"]))
             targets.append([float(name in anchor["intents"]) for name in INTENTS])

@@ -119,15 +119,15 @@ def check_fingerprint(
     Raises:
         DataError: Lists every difference with both sides.
     """
+    if meta.kind != "sessions":
+        hint = "write sessions with `agentft shards write`, or set stage=pretrain"
+        raise DataError("these shards hold no sessions", where=where, got=meta.kind, hint=hint)
     run = {
         "template": text.template,
         "template_version": template_version,
         "tokenizer_sha256": tokenizer_sha256,
         "tools": list(tools),
         "user_tools": dict(user_tools or {}),
-    if meta.kind != "sessions":
-        hint = "write sessions with `agentft shards write`, or set stage=pretrain"
-        raise DataError("these shards hold no sessions", where=where, got=meta.kind, hint=hint)
     }
     run |= {f"text.{key}": value for key, value in asdict(text).items()}
     run |= {f"model.feedback_positions.{key}": value for key, value in asdict(positions).items()}
