@@ -33,8 +33,10 @@ ANCHOR_KEYS: dict[str, tuple[str, ...]] = {
 }
 """[N, 2] (row, column) entries and the entries that run beside them."""
 
-EXTRA_TOKEN_KEYS, EXTRA_ANCHOR_KEYS = ("lm_weight",), {"distill_at": ("distill_hidden",)}
-"""Entries that some runs add to a finished batch (``agentft.models.extra_losses``); ``join`` does not know them."""
+EXTRA_TOKEN_KEYS = ("lm_weight",)
+EXTRA_ANCHOR_KEYS = {"distill_at": ("distill_hidden",), "suppressed_at": ("suppressed",)}
+"""Entries that some runs add to a finished batch (``models.extra_losses``, ``algorithms.raspberry``); ``join`` does not
+know them."""
 
 LIST_KEYS = ("session_id", "record", "steps")
 """Lists of length B."""

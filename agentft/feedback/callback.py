@@ -105,6 +105,7 @@ class ExecutionFeedback(Callback):
         self._probe_sessions = probe_sessions[self._rank :: self._ranks]
         self._plans: dict[str, SessionCalls] = {}
         self._judged: list[Judged] = []
+        self.probed: list[Judged] = []  # this rank's probe calls that came back after the newest batch
         self._probes: list[tuple[int, list[Sampled]]] = []
         self._probe_counts = {"calls": 0, "parse_ok": 0, "exit0": 0}
         self._lost = (0, 0)
@@ -156,7 +157,7 @@ class ExecutionFeedback(Callback):
         """Write this batch's trace lines; start and collect probes."""
         done = state.timestamp.batch.value
         self._write(self._judged, done - 1)
-        self._judged = []
+        self._judged, self.probed = [], []
         self._collect_probes(logger, before=done - self.config.recorded.prefetch_batches)
         if self.config.probe.every and done % self.config.probe.every == 0:
             self._start_probe(_agent(state), done)
@@ -307,6 +308,7 @@ class ExecutionFeedback(Callback):
             groups = judge_calls(sampled, self.executions, source="probe", batch=number, config=self.config.reward)
             self._write([call for group in groups for call in group], number)
             own = [call for group in groups for call in group if call.role == "call"]
+            self.probed += own
             rewards = [call.outcome.reward for call in own if call.outcome.mask]
             found = {
                 "calls": len(own),

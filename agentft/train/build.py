@@ -50,6 +50,7 @@ from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
+from agentft.train.build_extras import build_extras
 from agentft.train.checkpoint_file import composer_reads_these
 from agentft.train.checkpoints import Checkpoints
 from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
@@ -124,6 +125,14 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
         keep_trained_only(model)
     if on_cpu and precision == Precision.AMP_BF16:  # Composer refuses it there, so the model casts its forward pass
         model.cpu_bfloat16, precision = True, Precision.FP32
+    algorithms, more = build_extras(
+        config,
+        folder,
+        renderer=renderer,
+        sessions=lambda: probe_sessions(held_out, config.algorithms.samples.count),
+        feedback=feedback,
+    )
+    callbacks += more
     callbacks.append(Checkpoints(folder, config.train.checkpoints, measured=record.measured))  # last: it saves them all
     trainer = build_trainer(
         model=model,
@@ -135,7 +144,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
             parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
         ),
         schedulers=build_scheduler(config.optimizer),
-        algorithms=[*build_algorithms(config.optimizer), *build_ewc(config, model)],
+        algorithms=[*algorithms, *build_algorithms(config.optimizer), *build_ewc(config, model)],
         callbacks=callbacks,
         loggers=[record, *build_loggers(config, folder)],
         run_name=config.run_name,
@@ -302,8 +311,8 @@ def build_calibration(config: RunConfig, meta: ShardMeta) -> SessionDataset | No
     return loader.dataset
 
 
-def probe_sessions(held_out: DataSpec) -> list[Session]:
-    """Return the sessions of the held-out split, in the order of its shards."""
+def probe_sessions(held_out: DataSpec, most: int = MOST_PROBE_SESSIONS) -> list[Session]:
+    """Return the sessions of the held-out split, in the order of its shards; the first ``most`` of them."""
     assert isinstance(held_out.dataloader, SessionLoader)
     dataset: SessionDataset = held_out.dataloader.dataset
-    return [session_of(dataset[i]["record"]) for i in range(min(dataset.num_samples, MOST_PROBE_SESSIONS))]
+    return [session_of(dataset[i]["record"]) for i in range(min(dataset.num_samples, most))]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from agentft.config.algorithm_checks import check_algorithms
 from agentft.config.checks import Problem
 from agentft.config.load import InvalidConfigError, load
 from agentft.config.schema import RunConfig
@@ -50,6 +51,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 def _more_checks(config: RunConfig) -> Iterator[Problem]:
     yield from _check_schedules(config)
+    yield from check_algorithms(config)
     yield from _check_tools(config)
 
 

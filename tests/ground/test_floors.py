@@ -40,6 +40,7 @@ SAME_FLOOR = {
     ("agentft.etai", "agentft.errors"),
     ("agentft.etai_io", "agentft.errors"),
     ("agentft.etai_io", "agentft.etai"),
+    ("agentft.algorithms", "agentft.feedback"),
     ("agentft.train", "agentft.report"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

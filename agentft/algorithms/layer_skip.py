@@ -1,0 +1,108 @@
+"""Stochastic depth by layer (floor 4): in each training batch some decoder layers are skipped.
+
+Layer l of L (counted from 1) is skipped with probability p_l = p·l/L (linear, as in Huang et al. 2016,
+arXiv:1603.09382). A layer adds F(x) to its input; one that is kept gives x + F(x)/(1 − p_l), so that the expectation is
+the plain layer and nothing has to be scaled afterwards: evaluation, sampling and export use the model as it is. (Huang
+et al. scale at test time instead; dividing while training is what dropout and timm's ``DropPath`` do.)
+
+The same layers are skipped on every rank and in every microbatch of a batch, by a draw of (seed, batch): the gradient
+is then that of one network over the whole global batch, however it is cut, and data parallelism meets the same
+parameters everywhere. Draws by microbatch would vary more but make the loss depend on the cut. Resume needs no state.
+
+A skipped layer computes nothing. Its parameters get a zero gradient rather than none, as unused experts do, because
+data parallelism waits for every gradient; momentum and weight decay therefore go on for it.
+
+Names of the state dict stay: the layer's ``forward`` is replaced on the instance, and only in training mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from composer import Algorithm, Event, Logger, State
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentft.algorithms.loss_weights import agent_of
+from agentft.config.algorithms import StochasticDepthConfig
+from agentft.errors import ModelError
+from agentft.models.backbone import touch
+
+
+def decoder_layers(backbone: nn.Module) -> list[nn.Module]:
+    """Return the decoder layers in order.
+
+    Raises:
+        ModelError: There are none, or their forward does not return one tensor of hidden states.
+    """
+    layers: list[nn.Module] = [one for one in backbone.modules() if isinstance(one, GradientCheckpointingLayer)]
+    strange = {type(layer).__name__ for layer in layers if not _returns_tensor(layer)}
+    if not layers or strange:
+        raise ModelError(
+            "the backbone's layers cannot be told apart or skipped",
+            where="algorithms",
+            got=f"{type(backbone).__name__}: {', '.join(sorted(strange)) or 'no decoder layers'}",
+            expected="decoder layers of transformers that return their hidden states",
+        )
+    return layers
+
+
+def _returns_tensor(layer: nn.Module) -> bool:
+    return inspect.signature(type(layer).forward).return_annotation in (Tensor, "torch.Tensor", "Tensor")
+
+
+def skip_probabilities(layers: int, p: float) -> list[float]:
+    """Return p·l/L for l = 1 … L."""
+    return [p * (number + 1) / layers for number in range(layers)]
+
+
+def draw(probabilities: list[float], name: str) -> list[bool]:
+    """Return for each layer whether it is skipped: a function of ``name``."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    chances = torch.rand(len(probabilities), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (chances < torch.tensor(probabilities, dtype=torch.float64)).tolist()
+
+
+class LayerSkip(Algorithm):
+    """Stochastic depth of a backbone; attached to it once, before training."""
+
+    def __init__(self, config: StochasticDepthConfig, *, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self._skipped: list[bool] = []
+
+    def match(self, event: Event, state: State) -> bool:
+        """Attach when the trainer is built; draw at the start of each batch."""
+        return event in (Event.INIT, Event.BATCH_START)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Attach, or draw."""
+        if event == Event.INIT:
+            self.attach(agent_of(state).backbone)
+            return
+        self._skipped = draw(self._probabilities, f"{self.seed}/layers/{state.timestamp.batch.value}")
+        logger.log_metrics({"stochastic_depth/skipped": float(sum(self._skipped))})
+
+    def attach(self, backbone: nn.Module) -> None:
+        """Replace the forward of every decoder layer; nothing is skipped before the first draw."""
+        layers = decoder_layers(backbone)
+        self._probabilities = skip_probabilities(len(layers), self.config.p)
+        self._skipped = [False] * len(layers)
+        for number, layer in enumerate(layers):
+            layer.forward = self._skippable(number, layer, layer.forward)
+
+    def _skippable(self, number: int, layer: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        keep = 1 - self._probabilities[number]
+
+        def skippable(*args: Any, **kwargs: Any) -> Tensor:
+            if not layer.training:
+                return forward(*args, **kwargs)
+            hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+            if self._skipped[number]:
+                return touch(hidden, [p for p in layer.parameters() if p.requires_grad])
+            return hidden + (forward(*args, **kwargs) - hidden) / keep
+
+        return skippable
