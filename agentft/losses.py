@@ -114,6 +114,25 @@ def cell_px(view: Tensor) -> Tensor:
     return torch.stack((view[:, 3] * view[:, 1], view[:, 2] * view[:, 1]), dim=-1)
 
 
+def trained_places(batch: Mapping[str, Any]) -> Tensor:
+    """Return [N, 2] int64, row and column of every token that is imitated or that a reward is given for."""
+    trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)
+    before = trained.nonzero()
+    return before + before.new_tensor([0, 1])
+
+
+def batch_counts(batch: Mapping[str, Any]) -> dict[str, float]:
+    """Return ``target_counts``, as the batch brings them (no GPU waits for them then) or counted now."""
+    found: dict[str, float] = dict(batch.get("counts") or target_counts(batch))
+    return found
+
+
+def batch_denominators(batch: Mapping[str, Any]) -> dict[str, float]:
+    """Return what each sum is divided by: the batch's ``denominators``, else its own counts."""
+    given = batch.get("denominators") or {name: count or 1.0 for name, count in batch_counts(batch).items()}
+    return dict(given)
+
+
 def target_counts(batch: Mapping[str, Any]) -> dict[str, float]:
     """Return how much of each component a batch holds: the denominators of its means.
 

@@ -83,6 +83,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "feedback.probe.every": f.probe.every,
         "sandbox.cache.mib": s.cache.mib,
         "train.threads": config.train.threads,
+        "train.vocab_chunk_tokens": config.train.vocab_chunk_tokens,
     }
     above_zero = {
         "model.feedback_positions.rotary_base": config.model.feedback_positions.rotary_base,

@@ -234,6 +234,7 @@ class TrainConfig:
     duration: str = MISSING  # such as 24ep or 300ba
     device: Literal["cpu", "gpu", "auto"] = "auto"  # auto takes a GPU where there is one
     precision: Literal["fp32", "amp_bf16"] = "fp32"  # amp_bf16: bfloat16 autocast
+    vocab_chunk_tokens: int = 256  # trained tokens whose logits exist at a time; 0 keeps all; on a GPU rather 2048
     activation_checkpointing: bool = False  # compute activations again in backward: less memory, a third more time
     eval_interval: str = "1ep"  # time between evaluations of the losses on eval_split; 0ba switches them off
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)  # when it is saved and what is kept

@@ -18,7 +18,7 @@ from composer.utils import dist
 from torch import Tensor
 
 from agentft.etai import INTENTS, Viewport
-from agentft.losses import NO_TARGET, target_counts
+from agentft.losses import NO_TARGET, target_counts, trained_places
 
 Batch = dict[str, Any]
 
@@ -97,6 +97,7 @@ def split(batch: Batch, microbatch_size: int | float) -> list[Batch]:
         part = select_rows(batch, rows)
         share = len(rows) / denominators["rows"]
         part["denominators"] = {name: count * share or 1.0 for name, count in denominators.items() if name != "rows"}
+        part |= {"counts": target_counts(part), "next_at": trained_places(part)}  # here no GPU has to wait for them
         microbatches.append(part)
     return microbatches
 

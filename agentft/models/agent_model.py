@@ -23,7 +23,11 @@ from agentft.losses import COMPONENTS, EXTRA_COMPONENTS, NO_TARGET
 from agentft.models.backbone import build_backbone, hidden_states
 from agentft.models.extra_losses import extra_sums
 from agentft.models.heads import HEADS, AgentHeads
+from agentft.models.vocab_head import VocabTargets, vocabulary_terms
 from agentft.schedules import TrainTime
+
+IN_CHUNKS = ("code", "policy")
+"""The components that ``AgentModel.vocab_chunk_tokens`` computes chunk by chunk."""
 
 
 class CompositeLoss:
@@ -58,6 +62,7 @@ class AgentModel(ComposerModel):
         distill_temperature: Of the component ``distill``.
         cpu_bfloat16: Run the forward pass in bfloat16 autocast on a CPU, which Composer's ``precision`` refuses to do.
         unpadded: Rows go through the backbone end to end, without their padding; the losses are the same.
+        vocab_chunk_tokens: Trained positions whose logits exist at a time; 0 keeps all of them (see ``forward``).
         statistics: component → [2] float64, sum and count over the microbatches since ``reset_statistics``.
     """
 
@@ -77,6 +82,7 @@ class AgentModel(ComposerModel):
         self.loss_weights: dict[str, float] = dict.fromkeys(COMPONENTS, 1.0)
         self.distill_temperature = 1.0
         self.cpu_bfloat16 = False
+        self.vocab_chunk_tokens = 0
         self.unpadded = False
         self.statistics: dict[str, Tensor] = {}
 
@@ -84,8 +90,10 @@ class AgentModel(ComposerModel):
         """Return predictions for a batch (docs/design.md, "Batch dictionary").
 
         Returns:
-            ``logits`` [N, V] at the N trained positions, ``next_at`` [N, 2] row and column of the token each of them
-            predicts, ``hidden`` [B, T, H], the heads' ``intent``, ``tool``, ``cursor``, ``reward``, and ``extra_<name>``,
+            ``next_at`` [N, 2] row and column of the N trained tokens, ``logits`` [N, V] that predict them (with
+            ``vocab_chunk_tokens`` in their place ``code_sum``, ``policy_sum`` and ``vocab_total`` [] of
+            ``agentft.models.vocab_head``; their gradient is in the loss's ``total`` only), ``hidden`` [B, T, H], the
+            heads' ``intent``, ``tool``, ``cursor``, ``reward``, and ``extra_<name>``,
             the sum of each of ``EXTRA_COMPONENTS`` that the batch has keys for.
         """
         if self.cpu_bfloat16 and batch["input_ids"].device.type == "cpu":
@@ -96,15 +104,15 @@ class AgentModel(ComposerModel):
     def _predict(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         lengths = batch["lengths"] if self.unpadded else None
         hidden = hidden_states(self.backbone, batch["input_ids"], batch["position_ids"], lengths)
-        trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)
-        before = trained.nonzero()  # [N, 2]; column c predicts the token at c + 1
-        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, before[:, 0] * hidden.shape[1] + before[:, 1])
-        next_at = before + before.new_tensor([0, 1])
+        next_at = batch["next_at"] if "next_at" in batch else losses.trained_places(batch)
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, next_at[:, 0] * hidden.shape[1] + next_at[:, 1] - 1)
         extra = extra_sums(self.vocabulary_logits, hidden, batch, self.distill_temperature)
+        chunks = self.vocab_chunk_tokens > 0
+        token_part = self._in_chunks(rows, next_at, batch) if chunks else {"logits": self.vocabulary_logits(rows)}
         return {
             "hidden": hidden,
-            "logits": self.vocabulary_logits(rows),
             "next_at": next_at,
+            **token_part,
             **self.heads(hidden, batch),
             **{f"extra_{name}": part for name, part in extra.items()},
         }
@@ -112,39 +120,74 @@ class AgentModel(ComposerModel):
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """Return next-token logits [..., V] of final hidden states [..., H]."""
         logits = self.backbone.get_output_embeddings()(hidden)
-        cap = getattr(self.backbone.config.get_text_config(), "final_logit_softcapping", None)
+        cap = self._logit_cap()
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _logit_cap(self) -> float | None:
+        return getattr(self.backbone.config.get_text_config(), "final_logit_softcapping", None)
+
+    def _in_chunks(self, rows: Tensor, next_at: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the sums of both components that need logits, and their weighted total, which has the gradient."""
+        at = next_at.unbind(1)
+        counts, denominators = losses.batch_counts(batch), losses.batch_denominators(batch)
+        found = vocabulary_terms(
+            self.backbone.get_output_embeddings(),
+            rows,
+            VocabTargets(
+                labels=batch["labels"][at],
+                weights=batch["token_weight"][at],
+                tokens=batch["input_ids"][at],
+                advantages=batch["policy_weight"][at],
+                entropy_bonus=self.entropy_bonus,
+                policy_rows=int(counts["policy"]),
+            ),
+            scales=(
+                self.loss_weights["code"] / denominators["code"],
+                self.loss_weights["policy"] / denominators["policy"],
+            ),
+            cap=self._logit_cap(),
+            chunk_tokens=self.vocab_chunk_tokens,
+        )
+        return {"code_sum": found.code, "policy_sum": found.policy, "vocab_total": found.total}
 
     def loss(  # type: ignore[override]
         self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Tensor]:
         """Return ``total`` (weighted) and the plain loss of each component; also adds to ``statistics``."""
         sums = self.component_sums(outputs, batch)
-        counts = losses.target_counts(batch)
-        denominators = batch.get("denominators") or {name: count or 1.0 for name, count in counts.items()}
+        counts, denominators = losses.batch_counts(batch), losses.batch_denominators(batch)
         for name in self.loss_weights.keys() - sums.keys():  # nothing was prepared for it: no target in this batch
             sums[name], counts[name], denominators[name] = sums["code"].new_zeros(()), 0.0, 1.0
         parts = {name: sums[name] / denominators[name] for name in self.loss_weights}
         for name in parts:
             seen = torch.stack((sums[name].detach().double(), sums[name].new_tensor(counts[name]).double()))
             self.statistics[name] = self.statistics[name] + seen if name in self.statistics else seen
-        total = torch.stack([self.loss_weights[name] * part for name, part in parts.items()]).sum()
+        weighted = {name: self.loss_weights[name] * part for name, part in parts.items()}
+        if "vocab_total" in outputs:  # the weighted sum of these two, and the only one of them with a gradient
+            weighted = {name: part for name, part in weighted.items() if name not in IN_CHUNKS}
+            weighted["vocabulary"] = outputs["vocab_total"]
+        total = torch.stack(list(weighted.values())).sum()
         return {"total": total, **parts}
 
     def component_sums(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the sum [] float32 of each component over this batch."""
-        at = outputs["next_at"].unbind(1)
-        labels = batch["labels"][at]
-        weights = batch["token_weight"][at] * (labels != NO_TARGET)
-        logits = outputs["logits"]
         return {
-            "code": losses.code_sum(logits, labels, weights),
+            **self._token_sums(outputs, batch),
             "intent": losses.intent_sum(outputs["intent"], batch["intent_target"]),
             "tool": losses.tool_sum(outputs["tool"], batch["tool_target"]),
             "cursor": losses.cursor_sum(outputs["cursor"], batch["cursor_target"], batch["cursor_view"]),
             "reward": losses.reward_sum(outputs["reward"], batch["outcome_target"], batch["outcome_mask"]),
-            "policy": losses.policy_sum(logits, batch["input_ids"][at], batch["policy_weight"][at], self.entropy_bonus),
             **{name: outputs[f"extra_{name}"] for name in EXTRA_COMPONENTS if f"extra_{name}" in outputs},
+        }
+
+    def _token_sums(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        if "vocab_total" in outputs:
+            return {"code": outputs["code_sum"], "policy": outputs["policy_sum"]}
+        logits, at = outputs["logits"], outputs["next_at"].unbind(1)
+        labels, advantages = batch["labels"][at], batch["policy_weight"][at]
+        return {
+            "code": losses.code_sum(logits, labels, batch["token_weight"][at] * (labels != NO_TARGET)),
+            "policy": losses.policy_sum(logits, batch["input_ids"][at], advantages, self.entropy_bonus),
         }
 
     def reset_statistics(self) -> None:

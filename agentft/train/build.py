@@ -109,6 +109,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
+    model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
     composite = CompositeLoss(config.loss, lm_share=config.forgetting.lm_share)
