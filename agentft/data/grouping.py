@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import IO, Generic, Protocol, TypeVar
 
 from agentft import etai_io
+from agentft.data.conversations import RecordReader
 from agentft.errors import DataError
 from agentft.etai import Session, Split, split_of
+from agentft.text.chat import Conversation, Record
 
 GROUPS = 128
 
@@ -25,7 +27,7 @@ def group_of(session_id: str) -> int:
     return hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()[0] % GROUPS
 
 
-def choose_split(session: Session, holdout: Sequence[str], val_share: float = 0.0) -> Split:
+def choose_split(session: Record, holdout: Sequence[str], val_share: float = 0.0) -> Split:
     """Return the split of a session.
 
     With a holdout: test holds exactly the sessions of those repositories (a name matches with or without its
@@ -103,15 +105,19 @@ class Buckets(Generic[Item]):
 
 
 def fill(
-    buckets: Buckets[Session], files: Sequence[str | Path], holdout: Sequence[str], val_share: float
+    buckets: Buckets[Record],
+    files: Sequence[str | Path],
+    holdout: Sequence[str],
+    val_share: float,
+    read: Callable[[str | Path], etai_io.Reader | RecordReader] = etai_io.read,
 ) -> tuple[int, list[tuple[str, str]]]:
-    """Put every session into its bucket; return the unreadable lines, and (id, reason) of ids used before."""
+    """Put every record into its bucket; return the unreadable lines, and (id, reason) of ids used before."""
     seen: dict[str, str] = {}
     repositories: set[str] = set()
     unreadable, rejected = 0, []
     with buckets.filling() as put:
         for file in files:
-            reader = etai_io.read(file)
+            reader = read(file)
             for session in reader:
                 if session.session_id in seen:
                     rejected.append(
@@ -132,14 +138,15 @@ def fill(
     return unreadable, rejected
 
 
-def record_text(session: Session) -> str:
-    """Return the session as one line of ASCII JSON; ``read_record`` gives it back."""
-    return json.dumps(session.model_dump(), ensure_ascii=True)
+def record_text(record: Record) -> str:
+    """Return a session or conversation as one line of ASCII JSON; ``read_record`` gives it back."""
+    return json.dumps(record.as_dict() if isinstance(record, Conversation) else record.model_dump(), ensure_ascii=True)
 
 
-def read_record(text: str) -> Session:
-    """Return the session of ``record_text``."""
-    return Session.model_validate(json.loads(text))
+def read_record(text: str) -> Record:
+    """Return the session or conversation of ``record_text``."""
+    value = json.loads(text)
+    return Conversation.from_dict(value) if "messages" in value else Session.model_validate(value)
 
 
 def _name(repository: str) -> str:

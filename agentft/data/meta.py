@@ -53,6 +53,7 @@ class ShardMeta(_Strict):
     schema_version: str
     template: str
     template_version: int
+    chat_template_sha256: str | None = None
     text: dict[str, Any]
     positions: dict[str, Any]
     tokenizer_sha256: str
@@ -112,6 +113,7 @@ def check_fingerprint(
     positions: FeedbackPositionsConfig,
     tools: Sequence[str],
     user_tools: Mapping[str, str] | None = None,
+    chat_template_sha256: str | None = None,
     where: str = META_NAME,
 ) -> None:
     """Refuse shards that were made differently from what the run would make now.
@@ -128,6 +130,7 @@ def check_fingerprint(
         "tokenizer_sha256": tokenizer_sha256,
         "tools": list(tools),
         "user_tools": dict(user_tools or {}),
+        "chat_template_sha256": chat_template_sha256,
     }
     run |= {f"text.{key}": value for key, value in asdict(text).items()}
     run |= {f"model.feedback_positions.{key}": value for key, value in asdict(positions).items()}
@@ -137,8 +140,9 @@ def check_fingerprint(
         "tokenizer_sha256": meta.tokenizer_sha256,
         "tools": meta.tools,
         "user_tools": meta.user_tools,
+        "chat_template_sha256": meta.chat_template_sha256,
     }
-    shards |= {f"text.{key}": value for key, value in meta.text.items()}
+    shards |= {f"text.{key}": value for key, value in (asdict(TextConfig()) | meta.text).items()}
     shards |= {f"model.feedback_positions.{key}": value for key, value in meta.positions.items()}
     ignored = {"model.feedback_positions.rotary_base"}  # changes the model, not the tokens
     differing = sorted(

@@ -24,12 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentft.config.schema import FeedbackPositionsConfig, TextConfig
+from agentft import etai_io
+from agentft.data.conversations import read_records
 from agentft.data.grouping import GROUPS, Buckets, fill, group_of, read_record, record_text
 from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
 from agentft.data.progress import track
 from agentft.data.storage import disk_errors
-from agentft.errors import AgentFTError, DataError
+from agentft.errors import AgentFTError, ConfigError, DataError
 from agentft.etai import SCHEMA_VERSION, Session, Split
+from agentft.text.chat import ChatRenderer, Conversation, Record, record_texts
+from agentft.text.chat_template import CHAT_TEMPLATE_VERSION, prepare, template_fingerprint
 from agentft.text.render import TEMPLATE_VERSION, Renderer, session_texts
 from agentft.text.rendered import Rendered
 from agentft.text.vocab import (
@@ -88,11 +92,12 @@ def write_shards(
     """Render the sessions of these files and write ``output/{train,val,test}``, ``tokenizer/`` and ``meta.json``.
 
     Args:
-        sessions: Files of ETAI records (.jsonl, .gz, .zst).
+        sessions: Files of ETAI records (.jsonl, .gz, .zst); with a chat template also of chats.
         output: Folder to write; earlier shards there are replaced at the end, anything else is refused.
         text: How a session becomes tokens.
         positions: Positions of result tokens.
         tokenizer: A folder or hub name, or ``train``: a small BPE learnt from the training split alone.
+            A chat template of the model's own comes with its tokenizer.
         vocab_size: Size of a trained tokenizer.
         holdout: Repositories that go to the test split whole.
         val_share: With a holdout, the share of the other sessions that goes to val.
@@ -105,16 +110,31 @@ def write_shards(
         raise DataError("no share of the sessions", where="--val-share", got=val_share, expected="from 0 to below 1")
     with shard_folder(output) as partial:
         buckets = Buckets(partial / "buckets", record_text, read_record)
-        unreadable, rejected = fill(buckets, sessions, holdout, val_share)
+        read = etai_io.read if text.template == "etai" else read_records
+        unreadable, rejected = fill(buckets, sessions, holdout, val_share, read)
         made_by = _tokenizer(tokenizer, vocab_size, buckets, text)
         save_tokenizer(made_by, partial / TOKENIZER_NAME)
-        renderer = Renderer(Vocab.of(made_by), text, positions, specs())
+        renderer = renderer_of(made_by, text, positions)
         splits, dropped = _write_splits(partial, buckets, renderer, rejected, progress)
         meta = _meta(text, positions, made_by, holdout, splits, dropped, len(rejected))
         shutil.rmtree(buckets.folder)
         size = write_side_files(partial, meta, rejected)
     target = Path(os.path.realpath(output))
     return ShardReport(folder=target, meta=meta, rejected=tuple(rejected), unreadable=unreadable, size_bytes=size)
+
+
+def renderer_of(
+    tokenizer: PreTrainedTokenizerBase, text: TextConfig, positions: FeedbackPositionsConfig
+) -> Renderer | ChatRenderer:
+    """Return what renders records with ``text.template`` and the tools of this process."""
+    if text.template == "etai":
+        return Renderer(Vocab.of(tokenizer), text, positions, specs())
+    return ChatRenderer(tokenizer, text, positions, specs())
+
+
+def template_version(text: TextConfig) -> int:
+    """Return the version of the code that renders ``text.template``."""
+    return TEMPLATE_VERSION if text.template == "etai" else CHAT_TEMPLATE_VERSION
 
 
 @contextlib.contextmanager
@@ -138,7 +158,11 @@ def shard_folder(output: str | Path) -> Iterator[Path]:
 
 
 def _write_splits(
-    partial: Path, buckets: Buckets[Session], renderer: Renderer, rejected: list[tuple[str, str]], progress: bool
+    partial: Path,
+    buckets: Buckets[Record],
+    renderer: Renderer | ChatRenderer,
+    rejected: list[tuple[str, str]],
+    progress: bool,
 ) -> tuple[dict[Split, SplitMeta], Counter[str]]:
     """Write every split that has sessions; append what cannot be rendered to ``rejected``."""
     splits: dict[Split, SplitMeta] = {}
@@ -166,7 +190,8 @@ def _meta(
     return ShardMeta(
         schema_version=SCHEMA_VERSION,
         template=text.template,
-        template_version=TEMPLATE_VERSION,
+        template_version=template_version(text),
+        chat_template_sha256=None if text.template == "etai" else template_fingerprint(tokenizer),
         text=asdict(text),
         positions=asdict(positions),
         tokenizer_sha256=tokenizer_fingerprint(tokenizer),
@@ -192,13 +217,26 @@ def write_side_files(partial: Path, meta: ShardMeta, rejected: Sequence[tuple[st
     return sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
 
 
-def _tokenizer(name: str, vocab_size: int, buckets: Buckets[Session], text: TextConfig) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str, vocab_size: int, buckets: Buckets[Record], text: TextConfig) -> PreTrainedTokenizerBase:
+    if name == "train" and text.template == "chat":
+        hint = "agentft shards write … --tokenizer MODEL, or set text.template to chatml or functioncall"
+        raise ConfigError("a trained tokenizer has no chat template", where="--tokenizer", got=name, hint=hint)
     if name != "train":
         tokenizer = load_tokenizer(name)
+    else:
+        split: Split = next(split for split in SPLITS if split in buckets.splits())
+        tokenizer = train_tokenizer(_texts(buckets.split(split), text), vocab_size)
+    if text.template == "etai":
         add_special_tokens(tokenizer)
-        return tokenizer
-    split: Split = next(split for split in SPLITS if split in buckets.splits())
-    return train_tokenizer(session_texts(buckets.split(split), text), vocab_size)
+    else:
+        prepare(tokenizer, text.template)
+    return tokenizer
+
+
+def _texts(records: Iterator[Record], text: TextConfig) -> Iterator[str]:
+    if text.template != "etai":
+        return record_texts(records)
+    return session_texts((record for record in records if isinstance(record, Session)), text)
 
 
 @dataclass
@@ -210,7 +248,7 @@ class _Counts:
     longest: int = 0
     repositories: Counter[str] = field(default_factory=Counter)
 
-    def add(self, session: Session, rendered: Rendered) -> None:
+    def add(self, session: Record, rendered: Rendered) -> None:
         trained = int(rendered.loss_mask.sum())
         self.sessions += 1
         self.steps.append(len(rendered.steps))
@@ -222,9 +260,9 @@ class _Counts:
 
 def _write_split(
     folder: Path,
-    buckets: Buckets[Session],
+    buckets: Buckets[Record],
     split: Split,
-    renderer: Renderer,
+    renderer: Renderer | ChatRenderer,
     dropped: Counter[str],
     rejected: list[tuple[str, str]],
     advance: Any,
@@ -232,14 +270,15 @@ def _write_split(
     """Render and write one split; None when nothing of it could be rendered."""
     counts = _Counts()
     with mds_writer(folder) as writer:
-        for session in buckets.split(split):
+        for record in buckets.split(split):
             try:
-                rendered = renderer.render(session)
+                parts = list(_parts(renderer, record))
             except AgentFTError as error:
-                rejected.append((session.session_id, str(error)))
-            else:
-                writer.write(sample_of(session, rendered))
-                counts.add(session, rendered)
+                rejected.append((record.session_id, str(error)))
+                parts = []
+            for part, rendered in parts:
+                writer.write(sample_of(part, rendered))
+                counts.add(part, rendered)
                 dropped.update(asdict(rendered.dropped))
             advance()
     if not counts.sessions:
@@ -259,6 +298,14 @@ def _write_split(
     )
 
 
+def _parts(renderer: Renderer | ChatRenderer, record: Record) -> Iterator[tuple[Record, Rendered]]:
+    if isinstance(renderer, ChatRenderer):
+        yield from renderer.parts(record)
+    else:
+        assert isinstance(record, Session), "etai_io reads nothing else"
+        yield record, renderer.render(record)
+
+
 @contextlib.contextmanager
 def mds_writer(folder: Path) -> Iterator[MDSWriter]:
     """Give a writer of ``COLUMNS``; a block that fails leaves no index."""
@@ -275,24 +322,27 @@ def mds_writer(folder: Path) -> Iterator[MDSWriter]:
     writer.finish()
 
 
-def sample_of(session: Session, rendered: Rendered) -> dict[str, Any]:
-    """Return the row of a session: the columns of ``COLUMNS``, with the exact types that MDS insists on.
+def sample_of(session: Record, rendered: Rendered) -> dict[str, Any]:
+    """Return the row of a record: the columns of ``COLUMNS``, with the exact types that MDS insists on.
+
+    A conversation has no targets for the heads: its anchors are empty.
 
     Raises:
-        DataError: The session renders to nothing (MDS cannot hold an empty array).
+        DataError: The record renders to nothing (MDS cannot hold an empty array).
     """
     if not len(rendered.input_ids):
         raise DataError("the session renders to no tokens", where=session.session_id)
     steps = [asdict(step) for step in rendered.steps]
     for step in steps:
         step["outcome"] = None if math.isnan(step["outcome"]) else float(step["outcome"])
-    context = session.ide_context
+    known = None if isinstance(session, Conversation) else session
+    viewport, target = (known.ide_context.viewport, known.cursor_target) if known else (None, None)
     anchors = {
         "intent_at": int(rendered.intent_at),
-        "intents": session.intents,
+        "intents": known.intents if known else None,
         "cursor_at": int(rendered.cursor_at),
-        "cursor_target": session.cursor_target.model_dump() if session.cursor_target else None,
-        "viewport": context.viewport.model_dump() if context.viewport else None,
+        "cursor_target": target.model_dump() if target else None,
+        "viewport": viewport.model_dump() if viewport else None,
         "steps": steps,
     }
     return {

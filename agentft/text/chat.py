@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -47,6 +47,11 @@ class Conversation:
     tools: tuple[Message, ...] = ()
     repository: str | None = None
 
+    @property
+    def complexity(self) -> None:
+        """A chat is not graded."""
+        return None
+
     def split_key(self) -> str:
         """What the split is decided by, as of a session."""
         return self.repository or self.session_id
@@ -69,15 +74,14 @@ class Conversation:
 Record = Session | Conversation
 
 
-def record_text(record: Record) -> str:
-    """Return a record as one line of ASCII JSON; ``record_of`` gives it back."""
-    return json.dumps(record.as_dict() if isinstance(record, Conversation) else record.model_dump(), ensure_ascii=True)
-
-
-def record_of(text: str) -> Record:
-    """Return the session or conversation of ``record_text``."""
-    value = json.loads(text)
-    return Conversation.from_dict(value) if "messages" in value else Session.model_validate(value)
+def record_texts(records: Iterable[Record]) -> Iterator[str]:
+    """Yield what is said in these records, for a tokenizer to learn from."""
+    for record in records:
+        messages = session_messages(record, thoughts=True) if isinstance(record, Session) else record.messages
+        for message in messages:
+            yield message["content"]
+            for call in message.get("tool_calls", ()):
+                yield json.dumps(call["function"], ensure_ascii=False)
 
 
 class ChatRenderer:
