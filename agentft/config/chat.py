@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentft.config.schema import RunConfig
+from agentft.config.schema import LossConfig, RunConfig, ScheduleConfig
 
 HEAD_LOSSES = ("intent", "tool", "cursor", "reward", "policy")
 HEAD_RATES = ("intent_lr", "tool_lr", "reward_lr", "cursor_lr")
@@ -41,6 +41,16 @@ def _template_problems(config: RunConfig) -> Iterator[dict[str, Any]]:
         yield {"keys": ("feedback.backend", "text.template"), "what": what, "got": got, "hint": hint}
 
 
+    for key, value in (("data.context_noise", config.data.context_noise), _samples(config)):
+        if value:
+            what, hint = f"{key} works on the native template", f"set {key}=0"
+            yield {"keys": (key, "text.template"), "what": what, "got": f"template={template}", "hint": hint}
+
+
+def _samples(config: RunConfig) -> tuple[str, int]:
+    return "algorithms.samples.every", config.algorithms.samples.every
+
+
 def _stage_problems(config: RunConfig, defaults: RunConfig) -> Iterator[dict[str, Any]]:
     got = "stage=sft trains the language model alone"
     if config.feedback.backend != "off" and config.text.template == "etai":
@@ -57,3 +67,10 @@ def _stage_problems(config: RunConfig, defaults: RunConfig) -> Iterator[dict[str
                 key = f"{section}.{name}"
                 hint = "leave it out, or set stage=agent"
                 yield {"keys": (key, "stage"), "what": f"{key} has no effect", "got": got, "hint": hint}
+
+
+def stage_loss(config: RunConfig) -> LossConfig:
+    """Return the loss weights of the run's stage: supervised fine-tuning trains no head and follows no execution."""
+    if config.stage != "sft":
+        return config.loss
+    return replace(config.loss, **{name: ScheduleConfig(start=0.0) for name in HEAD_LOSSES})

@@ -28,6 +28,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
+from agentft.config.chat import stage_loss
 from agentft.config.checks import parse_time
 from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.schema import OptimizerConfig, RunConfig
@@ -38,6 +39,7 @@ from agentft.etai import Session
 from agentft.data.noise import ContextNoise
 from agentft.data.objectives import Objectives
 from agentft.data.pretrain import build_objectives, held_out_as, weighted
+from agentft.data.shards import template_version
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
@@ -46,8 +48,9 @@ from agentft.sandbox.base import Executor, Limits
 from agentft.models.backbone import checkpoint_activations
 from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.cache_disk import DiskStore
-from agentft.text.render import TEMPLATE_VERSION, Renderer
-from agentft.text.vocab import SPECIAL_TOKENS, Vocab, load_tokenizer, tokenizer_fingerprint
+from agentft.text.chat_template import template_fingerprint
+from agentft.text.render import Renderer
+from agentft.text.vocab import Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
 from agentft.train.build_extras import build_extras
@@ -95,7 +98,8 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     meta = open_shards(config.data)
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, meta)
-    noise = ContextNoise(renderer.vocab, config.data.context_noise, config.seed) if config.data.context_noise else None
+    share = config.data.context_noise
+    noise = ContextNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
     objectives = build_objectives(config, tokenizer, meta) if config.stage == "pretrain" else None
     train = build_loader(
         stage_data(config),
@@ -109,15 +113,18 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
     model = build_model(config, tokenizer)
+    if config.stage == "sft":
+        model.heads.requires_grad_(False)  # no targets: without this the weight decay alone would train them
     model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
-    composite = CompositeLoss(config.loss, lm_share=config.forgetting.lm_share)
+    composite = CompositeLoss(stage_loss(config), lm_share=config.forgetting.lm_share)
     callbacks: list[Callback] = [LossWeights(composite)]
     if feedback is not None:
         callbacks.append(feedback)
     callbacks += build_earlier_rows(config, meta)
-    callbacks += build_distillation(config, composite, model, renderer, feedback)
+    if renderer is not None:
+        callbacks += build_distillation(config, composite, model, renderer, feedback)
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     precision = Precision(config.train.precision)
     if config.train.activation_checkpointing:
@@ -168,21 +175,27 @@ def build_trainer(**options: Any) -> Trainer:
         return Trainer(**options)
 
 
-def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer:
-    """Return the renderer of the run, after checking that the shards (of sessions) were written with an equal one."""
+def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer | None:
+    """Return the renderer of the run, after checking that the shards (of sessions) were written with an equal one.
+
+    None with a chat template: nothing is rendered while training.
+    """
     positions = config.model.feedback_positions
     if config.stage == "pretrain":  # nothing is rendered; build_objectives checks the corpus
         return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
     check_fingerprint(
         meta,
         tokenizer_sha256=tokenizer_fingerprint(tokenizer),
-        template_version=TEMPLATE_VERSION,
+        template_version=template_version(config.text),
         text=config.text,
         positions=positions,
         tools=list(TOOL_INDEX),
         user_tools=user_specs(),
+        chat_template_sha256=None if config.text.template == "etai" else template_fingerprint(tokenizer),
         where=config.data.shards,
     )
+    if config.text.template != "etai":
+        return None
     return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
 
 
@@ -200,7 +213,7 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
                 got=f"{len(moved)} of the model's {len(known)} tokens have another id, such as {moved[:3]}",
                 hint=f"agentft shards write SESSIONS.jsonl -o FOLDER --tokenizer {config.model.path}",
             )
-        new_ids = [ids[token] for token in SPECIAL_TOKENS if token not in known]
+        new_ids = sorted(row for token, row in ids.items() if token not in known)
     return build_agent_model(
         config.model,
         vocab_size=len(tokenizer),
@@ -248,12 +261,13 @@ def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
 
 
 def build_feedback(
-    config: RunConfig, folder: Path, renderer: Renderer, train: DataSpec, held_out: DataSpec
+    config: RunConfig, folder: Path, renderer: Renderer | None, train: DataSpec, held_out: DataSpec
 ) -> ExecutionFeedback | None:
     """Return the callback that executes calls, or None where feedback is off."""
     if config.feedback.backend == "off":
         return None
     assert isinstance(train.dataloader, SessionLoader)
+    assert renderer is not None, "a check of the configuration"
     return ExecutionFeedback(
         config.feedback,
         executor=build_executor(config, folder),

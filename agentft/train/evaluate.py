@@ -56,9 +56,9 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
     if not (run / "config.yaml").is_file():
         raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
     config = load(run / "config.yaml")
-    if config.stage == "pretrain":
+    if config.stage != "agent":
         hint = "its held-out losses are in summary.json (eval_loss)"
-        raise ConfigError("a pretraining run has no heads to evaluate", where=str(run), got=config.stage, hint=hint)
+        raise ConfigError("a run of this stage has no heads to evaluate", where=str(run), got=config.stage, hint=hint)
     use_tools(config.tools)
     model = load_model(run / "model")
     train = [session_of(sample["record"]) for sample in read_samples(config.data.shards, config.data.train_split)]
@@ -93,6 +93,7 @@ def _path_accuracy(config: RunConfig, run: Path, model: AgentModel, sessions: Se
         )
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, load_meta(config.data.shards))
+    assert renderer is not None, "a run with a sandbox has the native template"
     executor = build_executor(config, run)
     try:
         return path_accuracy(model, renderer, sessions, executor).as_dict()
