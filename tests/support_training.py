@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,12 @@ def train_agent(
     batch_size: int = 4,
     dropout: float = 0.0,
     more: Sequence[Callback] = (),
+    behind: Callable[[ExecutionFeedback], Sequence[Callback]] = lambda _: (),
 ) -> Trained:
-    """Train for ``batches`` batches (or ``duration``) on this rank's share of ``known``."""
+    """Train for ``batches`` batches (or ``duration``) on this rank's share of ``known``.
+
+    ``behind`` gives callbacks that need the feedback; they come right after it.
+    """
     loader = ListLoader(renderer, known, batch_size)
     model = make_model(renderer, dropout=dropout)
     feedback = ExecutionFeedback(
@@ -76,7 +80,7 @@ def train_agent(
         max_duration=duration or f"{batches}ba",
         device="cpu",
         device_train_microbatch_size=3,
-        callbacks=[feedback, seen, *more],
+        callbacks=[feedback, *behind(feedback), seen, *more],
         loggers=[memory],
         progress_bar=False,
         seed=3,

@@ -50,21 +50,12 @@ def task(number: int, seed: int) -> Listed:
 
 def tiny_agent(seed: int) -> AgentModel:
     torch.manual_seed(seed)
-    backbone = GlmForCausalLM(
-        GlmConfig(
-            vocab_size=2 + VALUES,
-            hidden_size=WIDTH,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            pad_token_id=None,
-            eos_token_id=None,
-            bos_token_id=None,
-            attention_dropout=0.0,
-        )  # fmt: skip
-    )
+    config = GlmConfig(
+        vocab_size=2 + VALUES, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, pad_token_id=None, eos_token_id=None, bos_token_id=None,
+        attention_dropout=0.0,
+    )  # fmt: skip
+    backbone = GlmForCausalLM(config)
     heads = AgentHeads(WIDTH, len(INTENTS), len(TOOL_INDEX))
     return AgentModel(ModelConfig(preset="tiny-glm"), backbone, heads, tools=tuple(TOOL_INDEX))
 
@@ -76,6 +67,7 @@ def learn(
     batches: int,
     seed: int,
     batch_size: int = 16,
+    loss: LossConfig = PLAIN,
     lm_share: float = 0.0,
     lr: float = 3e-3,
     callbacks: Sequence[Callback] = (),
@@ -94,7 +86,7 @@ def learn(
         max_duration=f"{batches}ba",
         device="cpu",
         device_train_microbatch_size=64,
-        callbacks=[LossWeights(CompositeLoss(PLAIN, lm_share=lm_share)), *callbacks],
+        callbacks=[LossWeights(CompositeLoss(loss, lm_share=lm_share)), *callbacks],
         algorithms=list(algorithms),
         loggers=[memory],
         progress_bar=False,
