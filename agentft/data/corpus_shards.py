@@ -204,7 +204,7 @@ def _cut_all(
 
 
 def rows_of(document: Document, vocab: Vocab, marks: Marks, max_tokens: int) -> list[CorpusRow]:
-    """Return the rows of a document, each at most ``max_tokens − ROOM`` long, the last one with the document's end.
+    """Return the rows of a document: at most ``max_tokens − ROOM`` ids, in the last one the document's end beside.
 
     Raises:
         DataError: The text spells a mark, or the tokenizer does not give it back.

@@ -125,7 +125,15 @@ def _train(config: RunConfig, folder: Path) -> None:
         run.close()
     if dist.get_global_rank() == 0:
         print(f"{folder}: {run.trainer.state.timestamp.batch.value} batches in {fitted - built:.0f} s; next:")
-        print(*([f"  agentft traces {folder}"] if run.feedback else []), f"  agentft eval {folder}", sep="\n")
+        print(*([f"  agentft traces {folder}"] if run.feedback else []), f"  {_what_next(config, folder)}", sep="\n")
+
+
+def _what_next(config: RunConfig, folder: Path) -> str:
+    if config.stage == "pretrain":
+        return (
+            f"agentft shards write SESSIONS.jsonl -o SHARDS --tokenizer {folder}/model, then model.path={folder}/model"
+        )
+    return f"agentft eval {folder}"
 
 
 def _calibrate(run: BuiltRun) -> dict[str, Any] | None:
