@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentft.config import checkpoints, distributed, forgetting, objectives
+from agentft.config import checkpoints, distributed, forgetting, mixing, objectives
 from agentft.config.chat import problems as chat_problems
 from agentft.config.hosts import ADDRESSES, RAY_AUTO, host_problem
 from agentft.config.schema import RunConfig
@@ -50,6 +50,7 @@ def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
     yield from _check_operations(config)
     yield from _check_forgetting(config, world_size)
     yield from _check_objectives(config)
+    yield from _check_batches(config)
 
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
@@ -234,13 +235,18 @@ def _check_data(config: RunConfig, world_size: int) -> Iterator[Problem]:
             got=data.batch_size,
             expected=f"a multiple of {world_size}",
         )
-    elif data.microbatch_size > data.batch_size // world_size >= 1:
+    elif data.packing != "pack" and data.microbatch_size > data.batch_size // world_size >= 1:
         yield Problem(
             keys=("data.microbatch_size", "data.batch_size"),
             what="a microbatch is larger than a process's share of the batch",
             got=f"microbatch_size={data.microbatch_size}, batch_size={data.batch_size}, processes={world_size}",
             expected=f"data.microbatch_size at most {data.batch_size // world_size}",
         )
+
+
+def _check_batches(config: RunConfig) -> Iterator[Problem]:
+    for parts in mixing.problems(config):
+        yield Problem(**parts)
 
 
 def _check_chat(config: RunConfig) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from agentft.config.algorithms import AlgorithmsConfig, CurriculumConfig
 from agentft.config.checkpoints import CheckpointsConfig
 from agentft.config.distributed import DistributedConfig
 from agentft.config.forgetting import ForgettingConfig
+from agentft.config.mixing import MixConfig
 from agentft.config.objectives import ObjectivesConfig
 
 
@@ -58,7 +59,7 @@ class ModelConfig:
 
     preset: Literal["tiny-glm", "tiny-kimi"] | None = None  # random initialisation, for CPU
     path: str | None = None  # folder or hub name of a Hugging Face causal LM; either this or preset
-    attention: Literal["eager", "sdpa"] = "sdpa"  # attention implementation of the backbone
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"  # attention implementation of the backbone
     lora: LoraConfig | None = None  # train adapters instead of all weights; null trains all
     quantize: Literal["none", "nf4"] = "none"  # 4-bit frozen weights under adapters (QLoRA); needs a GPU
     feedback_positions: FeedbackPositionsConfig = field(
@@ -76,7 +77,10 @@ class DataConfig:
     eval_split: Literal["train", "val", "test"] = "test"  # split that is evaluated and probed on
     calibration_split: Literal["val", "test"] | None = None  # split that the outcome head is calibrated on at the end
     batch_size: int = 16  # sessions in a global batch
-    microbatch_size: int = 8  # sessions in one forward pass; rows are sorted by length before the cut
+    packing: Literal["none", "buckets", "pack"] = "pack"  # pack: no padding; buckets: sorted by length; none: as drawn
+    pack_tokens: int | None = None  # most tokens in one forward pass (packing: pack); null: text.max_tokens
+    microbatch_size: int = 8  # most sessions in one forward pass (packing: buckets, none)
+    mix: MixConfig | None = None  # what every global batch is made of; null: what the order gives
     context_noise: float = 0.0  # share of the tokens in context and results replaced by random ones while training
     num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks
     num_workers: int = 0  # loader processes a rank

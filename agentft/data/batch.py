@@ -17,6 +17,7 @@ import torch
 from composer.utils import dist
 from torch import Tensor
 
+from agentft.data.packing import Packing, cut, spread
 from agentft.etai import INTENTS, Viewport
 from agentft.losses import NO_TARGET, target_counts, trained_places
 
@@ -85,19 +86,32 @@ def bare_sample(session_id: str, input_ids: Any, position_ids: Any) -> dict[str,
     }
 
 
-def split(batch: Batch, microbatch_size: int | float) -> list[Batch]:
-    """Cut a rank's batch into microbatches of at most ``microbatch_size`` rows, shortest rows last.
+def split(
+    batch: Batch, microbatch_size: int | float, *, packing: Packing = "buckets", pack_tokens: int = 0
+) -> list[Batch]:
+    """Cut a rank's batch into microbatches, as ``agentft.data.packing`` says.
 
-    A collective call: every rank must make it the same number of times (one all-reduce a batch).
+    A collective call: every rank must make it the same number of times (one or two all-reduces a batch).
+
+    Args:
+        batch: What ``collate`` or ``join`` made.
+        microbatch_size: Most rows of a microbatch (``none`` and ``buckets``).
+        packing: How rows are cut.
+        pack_tokens: Most tokens of a microbatch (``pack``).
     """
     denominators = _global_counts(batch)
-    order = torch.argsort(batch["lengths"], descending=True, stable=True)
+    lengths = batch["lengths"].tolist()
+    cuts = cut(lengths, packing, rows=max(int(microbatch_size), 1), tokens=pack_tokens)
+    if packing == "pack" and dist.get_world_size() > 1:
+        cuts = spread(cuts, lengths, int(_over_ranks([float(len(cuts))], "MAX")[0]))
     microbatches = []
-    for rows in order.split(max(int(microbatch_size), 1)):
+    for rows in cuts:
         part = select_rows(batch, rows)
         share = len(rows) / denominators["rows"]
         part["denominators"] = {name: count * share or 1.0 for name, count in denominators.items() if name != "rows"}
         part |= {"counts": target_counts(part), "next_at": trained_places(part)}  # here no GPU has to wait for them
+        part["real_tokens"] = sum(lengths[row] for row in rows)
+        part["computed_tokens"] = part["real_tokens"] if packing == "pack" else part["input_ids"].numel()
         microbatches.append(part)
     return microbatches
 
@@ -161,11 +175,15 @@ def num_tokens(batch: Batch) -> dict[str, int]:
 
 def _global_counts(batch: Batch) -> dict[str, float]:
     counts = target_counts(batch) | {"rows": float(num_samples(batch))}
-    total = torch.tensor(list(counts.values()), dtype=torch.float64)
+    return dict(zip(counts, _over_ranks(list(counts.values()), "SUM"), strict=True))
+
+
+def _over_ranks(values: list[float], operation: str) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
         total = total.cuda()
-    dist.all_reduce(total, reduce_operation="SUM")
-    return dict(zip(counts, total.tolist(), strict=True))
+    dist.all_reduce(total, reduce_operation=operation)
+    return total.tolist()
 
 
 def _token_rows(sample: Mapping[str, Any]) -> dict[str, Tensor]:

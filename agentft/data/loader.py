@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from agentft.config.schema import DataConfig
 from agentft.data.batch import collate, num_samples, num_tokens, split
 from agentft.data.curriculum import Curriculum, build_curriculum, share_out
 from agentft.data.meta import SPLITS, ShardMeta, load_meta
+from agentft.data.mixing import Mix, build_mix
 from agentft.data.remote import HASH, SessionStream, check_remote, copy_side_files, refuse_shared_copy
 from agentft.data.shared_memory import clean_stale, one_job_at_a_time
 from agentft.errors import AgentFTError, ConfigError, DataError
@@ -108,6 +110,9 @@ def build_loader(
     """
     device_batch = _device_batch(data)
     total = _check_size(data, split_name, meta, train=train)
+    mix = build_mix(data.mix, split_name, meta, data.batch_size) if train and shuffle else None
+    if mix is not None:
+        total = mix.batches * data.batch_size
     stream = SessionStream(
         remote=data.remote,
         local=data.shards,
@@ -128,14 +133,14 @@ def build_loader(
         )
     dataset.transform = transform
     if train and shuffle:
-        dataset.curriculum = build_curriculum(data.curriculum, split_name, meta)
+        dataset.curriculum, dataset.mix = build_curriculum(data.curriculum, split_name, meta), mix
     loader = SessionLoader(
         dataset, edit, batch_size=device_batch, num_workers=data.num_workers, collate_fn=collate, drop_last=train
     )
     return DataSpec(
         loader,
         num_samples=total,
-        split_batch=split,
+        split_batch=partial(split, packing=data.packing, pack_tokens=data.pack_tokens or meta.text["max_tokens"]),
         get_num_samples_in_batch=num_samples,
         get_num_tokens_in_batch=num_tokens,
     )
@@ -151,6 +156,7 @@ class SessionDataset(StreamingDataset):
 
     epoch_consumed = False  # set by the loader: every batch of the current epoch has been drawn
     curriculum: Curriculum | None = None  # orders an epoch instead of Streaming's shuffle
+    mix: Mix | None = None  # so does this; both together: the curriculum orders each part
     transform: Transform | None = None  # changes a sample as it is drawn
     _epoch = 0  # of the iteration that is under way
     _cause: BaseException | None = None
@@ -215,7 +221,7 @@ class SessionDataset(StreamingDataset):
         return self._work(world, epoch, 0)[world.node, world.rank_of_node, 0]
 
     def _get_work(self, epoch: int, sample_in_epoch: int) -> npt.NDArray[np.int64]:
-        if self.curriculum is None:
+        if self.curriculum is None and self.mix is None:
             return super()._get_work(epoch, sample_in_epoch)
         world = self._parallel_worker_world  # cheap enough for every worker to do: nothing is shared
         work = self._work(world, epoch, sample_in_epoch)
@@ -223,10 +229,14 @@ class SessionDataset(StreamingDataset):
 
     def _work(self, world: World, epoch: int, sample_in_epoch: int) -> npt.NDArray[np.int64]:
         """Return [nodes, ranks, workers, batches of a worker, device batch] sample numbers from a place in an epoch."""
-        curriculum = self.curriculum
-        if curriculum is None or curriculum.width(epoch) >= 1:
+        curriculum = self.curriculum if self.curriculum and self.curriculum.width(epoch) < 1 else None
+        arrange = partial(curriculum.order, epoch=epoch, seed=self.shuffle_seed) if curriculum else None
+        if self.mix is not None:
+            order = self.mix.order(epoch, self.shuffle_seed, arrange)
+        elif arrange is not None:
+            order = arrange(self.resample_streams(epoch)[1])
+        else:
             return generate_work(self.batching_method, self, world, epoch, sample_in_epoch)
-        order = curriculum.order(self.resample_streams(epoch)[1], epoch, self.shuffle_seed)
         assert isinstance(self.batch_size, int)
         return share_out(order[sample_in_epoch:], world, self.batch_size)
 

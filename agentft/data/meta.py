@@ -21,6 +21,8 @@ from agentft.etai import Split
 
 META_NAME, INDEX_NAME, TOKENIZER_NAME = "meta.json", "index.json", "tokenizer"
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+COMPLEXITY_LETTERS: dict[str | None, str] = {"single_function": "s", "multi_file": "m", None: "-"}
+"""``complexity`` of a record → its letter in ``SplitMeta.session_complexity``."""
 
 
 class _Strict(BaseModel):
@@ -31,7 +33,8 @@ class SplitMeta(_Strict):
     """One split: how much is in it. ``trained_tokens`` are targets, ``context_tokens`` the rest.
 
     ``session_steps``: number of steps of each session, in the order of the shards, with spaces between (for
-    ``data.curriculum``; empty in shards that were written before it was kept).
+    ``data.curriculum``; empty in shards that were written before it was kept). ``session_complexity``: likewise, one of
+    ``COMPLEXITY_LETTERS`` a session (for ``data.mix``).
     """
 
     sessions: int
@@ -43,6 +46,7 @@ class SplitMeta(_Strict):
     index_sha256: str
     repositories: dict[str, int]
     session_steps: str = ""
+    session_complexity: str = ""
 
 
 class ShardMeta(_Strict):

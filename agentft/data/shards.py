@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentft.config.schema import FeedbackPositionsConfig, TextConfig
 from agentft import etai_io
+from agentft.config.schema import FeedbackPositionsConfig, TextConfig
 from agentft.data.conversations import read_records
 from agentft.data.grouping import GROUPS, Buckets, fill, group_of, read_record, record_text
-from agentft.data.meta import INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
+from agentft.data.meta import COMPLEXITY_LETTERS, INDEX_NAME, META_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
 from agentft.data.progress import track
 from agentft.data.storage import disk_errors
 from agentft.errors import AgentFTError, ConfigError, DataError
@@ -243,6 +243,7 @@ def _texts(records: Iterator[Record], text: TextConfig) -> Iterator[str]:
 class _Counts:
     sessions: int = 0
     steps: list[int] = field(default_factory=list)  # of each session
+    complexity: list[str] = field(default_factory=list)  # letter of each session
     trained: int = 0
     context: int = 0
     longest: int = 0
@@ -252,6 +253,7 @@ class _Counts:
         trained = int(rendered.loss_mask.sum())
         self.sessions += 1
         self.steps.append(len(rendered.steps))
+        self.complexity.append(COMPLEXITY_LETTERS[session.complexity])
         self.trained += trained
         self.context += len(rendered.input_ids) - trained
         self.longest = max(self.longest, len(rendered.input_ids))
@@ -295,6 +297,7 @@ def _write_split(
         index_sha256=hashlib.sha256(index).hexdigest(),
         repositories=dict(sorted(counts.repositories.items())),
         session_steps=" ".join(map(str, counts.steps)),
+        session_complexity="".join(counts.complexity),
     )
 
 

@@ -28,6 +28,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
+from agentft.algorithms.padding import PaddingShare
 from agentft.config.chat import stage_loss
 from agentft.config.checks import parse_time
 from agentft.algorithms.step_decay import StepPerEpoch
@@ -115,11 +116,12 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     model = build_model(config, tokenizer)
     if config.stage == "sft":
         model.heads.requires_grad_(False)  # no targets: without this the weight decay alone would train them
+    model.unpadded = config.data.packing == "pack"
     model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
     composite = CompositeLoss(stage_loss(config), lm_share=config.forgetting.lm_share)
-    callbacks: list[Callback] = [LossWeights(composite)]
+    callbacks: list[Callback] = [LossWeights(composite), PaddingShare()]
     if feedback is not None:
         callbacks.append(feedback)
     callbacks += build_earlier_rows(config, meta)

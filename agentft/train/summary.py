@@ -14,6 +14,7 @@ from typing import Any
 from composer.utils import dist
 
 from agentft import __version__
+from agentft.algorithms.padding import PaddingShare
 from agentft.feedback.trace import read_traces
 from agentft.train.build import BuiltRun
 
@@ -31,6 +32,7 @@ def write_summary(
     if dist.get_global_rank() != 0:
         return
     trained = run.record.trained_tokens
+    padding = next((part for part in run.trainer.state.callbacks if isinstance(part, PaddingShare)), None)
     timestamp = run.trainer.state.timestamp
     summary = {
         "batches": timestamp.batch.value,
@@ -38,6 +40,7 @@ def write_summary(
         "eval_loss": run.record.eval_losses,
         "calibration": calibration,
         "tokens": {"trained": trained, "context": timestamp.token.value - trained},
+        "padding": padding.summary() if padding else None,
         **feedback_summary(folder, parts),
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "versions": versions(),
