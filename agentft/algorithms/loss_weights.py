@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from composer import Algorithm, Callback, Event, Logger, State
 from composer.utils import dist
+from torch.distributed.tensor import DTensor
 
 from agentft.models.agent_model import AgentModel, CompositeLoss
 from agentft.schedules import TrainTime
@@ -59,7 +60,8 @@ class GradientNorms(Algorithm):
             for group in optimizer.param_groups:
                 grads = [p.grad for p in group["params"] if p.grad is not None]
                 if "name" in group and grads:
-                    norms[f"gradnorm/{group['name']}"] = torch.nn.utils.get_total_norm(grads)
+                    norm = torch.nn.utils.get_total_norm(grads)
+                    norms[f"gradnorm/{group['name']}"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if norms:
             values = torch.stack(list(norms.values())).tolist()
             logger.log_metrics(dict(zip(norms, values, strict=True)))

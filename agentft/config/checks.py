@@ -310,9 +310,15 @@ def _check_operations(config: RunConfig) -> Iterator[Problem]:
         overwrite=config.overwrite,
     ):
         yield Problem(**parts)
-    for parts in distributed.problems(
-        train.distributed, policy_every=config.feedback.policy.every, probe_every=config.feedback.probe.every
-    ):
+    feedback = config.feedback if config.feedback.backend != "off" else None
+    alone = {
+        "feedback.policy.every": feedback and feedback.policy.every,
+        "feedback.probe.every": feedback and feedback.probe.every,
+        "loss.distill": feedback and (config.loss.distill.kind != "constant" or config.loss.distill.start),
+        "forgetting.ewc.weight": config.forgetting.ewc.weight,
+        "model.quantize": config.model.quantize if config.model.quantize != "none" else None,
+    }
+    for parts in distributed.problems(train.distributed, alone):
         yield Problem(**parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,8 +23,13 @@ class DistributedConfig:
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)  # how it is shared out
 
 
-def problems(config: DistributedConfig, *, policy_every: int, probe_every: int) -> Iterator[dict[str, Any]]:
-    """Yield what is wrong, as the parts of a ``checks.Problem``."""
+def problems(config: DistributedConfig, alone: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    """Yield what is wrong, as the parts of a ``checks.Problem``.
+
+    Args:
+        config: The section.
+        alone: Keys of what needs the whole model in one process → their values; what is falsy is off.
+    """
     section = "train.distributed"
     if config.strategy == "ddp":
         for name in ("reshard_after_forward", "gradients"):
@@ -36,12 +41,11 @@ def problems(config: DistributedConfig, *, policy_every: int, probe_every: int) 
                     "hint": f"set {section}.strategy=fsdp, or leave the key out",
                 }
         return
-    off = {"feedback.policy.every": policy_every, "feedback.probe.every": probe_every}
-    for key, value in off.items():
+    for key, value in alone.items():
         if value:
             yield {
                 "keys": (key, f"{section}.strategy"),
                 "what": f"{key} needs the whole model in each process, which fsdp does not keep",
                 "got": f"{key}={value}, {section}.strategy=fsdp",
-                "hint": f"switch {key} off, or set {section}.strategy=ddp",
+                "hint": f"switch it off, or set {section}.strategy=ddp",
             }

@@ -6,7 +6,7 @@ Read it top to bottom: shards → tokenizer and renderer → model → optimiser
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ from agentft.train.checkpoints import Checkpoints
 from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
+from agentft.train.sharding import OneReduction, share_out, whole_weights
 
 OFF = ((0.0, "ba"), (0.0, "ep"), (0.0, "dur"))
 """Times that switch something off."""
@@ -82,6 +83,17 @@ class BuiltRun:
     def is_trained(self) -> bool:
         """Return whether a checkpoint has brought the run to its end."""
         return self.trainer.state.get_elapsed_duration() == 1.0
+
+    def whole(self, config: RunConfig) -> BuiltRun:
+        """Return the run with a model that no other process holds a share of; on the first rank. A collective call."""
+        if config.train.distributed.strategy != "fsdp":
+            return self
+        weights = whole_weights(self.model)
+        if dist.get_global_rank() != 0:
+            return self
+        model = build_model(config, self.tokenizer)
+        model.load_state_dict(weights, strict=False)
+        return replace(self, model=model)
 
     def close(self) -> None:
         """Close the trainer with its callbacks, and with them the sandbox. Idempotent."""
@@ -145,14 +157,12 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     callbacks += more
     callbacks.append(Checkpoints(folder, config.train.checkpoints, measured=record.measured))  # last: it saves them all
     trainer = build_trainer(
-        model=model,
+        config,
+        model,
         train_dataloader=train,
         eval_dataloader=build_evaluators(config, held_out, objectives),
         max_duration=config.train.duration,
         eval_interval=0 if parse_time(config.train.eval_interval) in OFF else config.train.eval_interval,
-        optimizers=DecoupledAdamW(
-            parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
-        ),
         schedulers=build_scheduler(config.optimizer),
         algorithms=[*algorithms, *build_algorithms(config.optimizer), *build_ewc(config, model)],
         callbacks=callbacks,
@@ -171,10 +181,20 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     )
 
 
-def build_trainer(**options: Any) -> Trainer:
-    """Return Composer's trainer of these options; a checkpoint is read as a file of ours, never unpickled."""
+def build_trainer(config: RunConfig, model: AgentModel, **options: Any) -> Trainer:
+    """Return Composer's trainer of ``model``, shared out if that is wanted, with its optimiser and these options.
+
+    A checkpoint (``load_path``) is read as a file of ours, never unpickled.
+    """
+    kind, distributed = Trainer, config.train.distributed
+    if distributed.strategy == "fsdp":
+        options |= share_out(model, distributed.fsdp, precision=options["precision"])
+        kind = OneReduction if distributed.fsdp.gradients == "whole" else Trainer
+    optimizer = DecoupledAdamW(
+        parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas
+    )
     with composer_reads_these():
-        return Trainer(**options)
+        return kind(model=model, optimizers=optimizer, **options)
 
 
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer | None:

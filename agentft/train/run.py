@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from agentft.train.build import BuiltRun
 
 FIRST_RANK_SPEAKS_S = 5.0
+LONGEST_WAIT_S = 3600.0
+"""How long a process waits for the others, one of which may be writing a large checkpoint."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,8 +101,8 @@ def _train(config: RunConfig, folder: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if config.train.device == "gpu" and not torch.cuda.is_available():
         raise ConfigError("no GPU that torch can use", where="train.device", got="gpu", hint="set train.device=cpu")
-    if dist.get_world_size() > 1:
-        dist.initialize_dist(None if config.train.device == "auto" else config.train.device)
+    if dist.get_world_size() > 1 or config.train.distributed.strategy == "fsdp":
+        dist.initialize_dist(None if config.train.device == "auto" else config.train.device, timeout=LONGEST_WAIT_S)
         dist.barrier()  # the first rank has made the folder
     if config.train.threads or "OMP_NUM_THREADS" not in os.environ:
         share = len(os.sched_getaffinity(0)) // dist.get_local_world_size()
@@ -116,6 +118,7 @@ def _train(config: RunConfig, folder: Path) -> None:
         if not run.is_trained():  # killed between its last batch and its summary
             run.trainer.fit()
         fitted = time.monotonic()
+        run = run.whole(config)
         if dist.get_global_rank() == 0:
             calibration = _calibrate(run) if config.data.calibration_split else None
             save_model(run.model, folder / "model", tokenizer=Path(config.data.shards) / "tokenizer")
