@@ -302,4 +302,5 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerFast:
 
     hint = "give a folder with tokenizer.json, such as SHARDS/tokenizer"
     with boundary(f"cannot load a tokenizer from {source}", error=ModelError, hint=hint):
-        return AutoTokenizer.from_pretrained(str(source), use_fast=True, trust_remote_code=False)
+        where = str(Path(source).expanduser()) if str(source).startswith("~") else str(source)
+        return AutoTokenizer.from_pretrained(where, use_fast=True, trust_remote_code=False)
