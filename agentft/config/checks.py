@@ -201,8 +201,6 @@ def _check_adapters(config: RunConfig) -> Iterator[Problem]:
             got=f"model.quantize={quantize}, model.lora=null",
             hint="add a section model.lora, or set model.quantize=none",
         )
-    if quantize != "none" and config.train.device == "cpu":
-        yield Problem(
     shared = config.train.distributed.strategy == "fsdp"
     if shared and (quantize != "none" or (lora is not None and lora.frozen != "fp32")):
         yield Problem(
@@ -211,6 +209,8 @@ def _check_adapters(config: RunConfig) -> Iterator[Problem]:
             got=f"model.quantize={quantize}, model.lora.frozen={lora.frozen if lora else None}",
             expected="model.quantize=none and model.lora.frozen=fp32; each process holds a share of it",
         )
+    if quantize != "none" and config.train.device == "cpu":
+        yield Problem(
             keys=("model.quantize", "train.device"),
             what="quantised weights need a GPU",
             got=f"model.quantize={quantize}, train.device=cpu",
@@ -297,6 +297,7 @@ def _check_objectives(config: RunConfig) -> Iterator[Problem]:
         stage=config.stage,
         backend=config.feedback.backend,
         calibration_split=config.data.calibration_split,
+        context_noise=config.data.context_noise,
     ):
         yield Problem(**parts)
 
