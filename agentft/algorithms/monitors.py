@@ -123,6 +123,7 @@ class LayerOutputs(Callback):
     def _note(self, layer: nn.Module, inputs: Any, output: Any) -> None:
         hidden: Tensor = (output[0] if isinstance(output, tuple) else output).float()
         assert self._real is not None
-        real = hidden * self._real[..., None]
-        count = self._real.sum() * hidden.shape[-1]
-        self._sums.append(torch.stack((real.square().sum(), count.float(), real.abs().max())))
+        if hidden.shape[:2] == self._real.shape:  # else the rows are packed, and nothing of them is padding
+            hidden = hidden[self._real]
+        count = hidden.new_tensor(float(hidden.numel()))
+        self._sums.append(torch.stack((hidden.square().sum(), count, hidden.abs().max())))

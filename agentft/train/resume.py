@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "sandbox.hosts", "sandbox.tls", "sandbox.runtime", "sandbox.workers", "sandbox.reuse", "sandbox.cache",
     "feedback.wait_s", "feedback.max_infra_share", "feedback.replay_from", "train.device", "train.threads",
     "train.eval_interval", "train.checkpoints", "train.distributed",
+    "algorithms.spikes", "algorithms.early_stop", "algorithms.diversity", "algorithms.monitors", "algorithms.samples",
 )  # fmt: skip
 """Keys that decide nothing about what is learned; every other key must be what it was."""
 
