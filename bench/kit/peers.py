@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,19 +55,18 @@ PEERS = {
 }
 
 
-def environment(name: str) -> Path:
-    """Return the interpreter of a peer's environment; make it if it is not there."""
+def environment(name: str, requirements: Sequence[str]) -> Path:
+    """Return the interpreter of a peer's environment; make it if it is not there. Raises ``PeerError``."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "agentft" / "peers" / name.lower()
-    python, wanted = folder / "bin" / "python", "\n".join(PEERS[name].requirements)
+    python, wanted = folder / "bin" / "python", "\n".join(requirements)
     marker = folder / "requirements.txt"
     if python.exists() and marker.exists() and marker.read_text() == wanted:
         return python
-    requirements = list(PEERS[name].requirements)
     if uv := shutil.which("uv"):
         steps = [
             [uv, "venv", "-q", "--clear", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "-q", "--python", str(python), *requirements],
+            [uv, "pip", "install", "-q", "--link-mode", "hardlink", "--python", str(python), *requirements],
         ]
     else:
         steps = [
@@ -87,7 +87,7 @@ class Peer:
     def __init__(self, name: str, image: str) -> None:
         """Install (if need be) and start ``name`` on ``image``. Raises ``PeerError``."""
         self.name, self._derived = name, None
-        python = environment(name)
+        python = environment(name, PEERS[name].requirements)
         if name == "SWE-ReX":
             self._derived = image = _image_with_server(python, image)
         script = Path(__file__).parent / f"peer_{name.lower().replace('-', '_')}.py"
