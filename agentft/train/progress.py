@@ -71,8 +71,10 @@ class ProgressReport(LoggerDestination):
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Show the losses on the held-out split."""
-        found = "  ".join(f"{name} {value:.3f}" for name, value in self._held_out.items() if value == value)
+        """Show the losses on the held-out split; where there are several evaluations, those of the one that ended."""
+        kind = str(state.dataloader_label).removeprefix("eval")  # "" or "/fim"
+        shown = {name: value for name, value in self._held_out.items() if f"/{name}".rpartition("/")[0] == kind}
+        found = "  ".join(f"{name} {value:.3f}" for name, value in shown.items() if value == value)
         self._say(f"held out after batch {state.timestamp.batch.value}: {found}")
 
     def fit_end(self, state: State, logger: Logger) -> None:
