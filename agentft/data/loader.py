@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from composer.core import DataSpec
 from composer.utils import dist
 from streaming import StreamingDataLoader, StreamingDataset
@@ -135,7 +136,13 @@ def build_loader(
     if train and shuffle:
         dataset.curriculum, dataset.mix = build_curriculum(data.curriculum, split_name, meta), mix
     loader = SessionLoader(
-        dataset, edit, batch_size=device_batch, num_workers=data.num_workers, collate_fn=collate, drop_last=train
+        dataset,
+        edit,
+        batch_size=device_batch,
+        num_workers=data.num_workers,
+        collate_fn=collate,
+        drop_last=train,
+        generator=torch.Generator(),  # its own: a new epoch shall not move the random state that dropout draws from
     )
     return DataSpec(
         loader,

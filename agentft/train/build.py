@@ -29,24 +29,24 @@ from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
 from agentft.algorithms.padding import PaddingShare
+from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.chat import stage_loss
 from agentft.config.checks import parse_time
-from agentft.algorithms.step_decay import StepPerEpoch
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
-from agentft.errors import ModelError
-from agentft.etai import Session
 from agentft.data.noise import ContextNoise
 from agentft.data.objectives import Objectives
 from agentft.data.pretrain import build_objectives, held_out_as, weighted
 from agentft.data.shards import template_version
+from agentft.errors import ModelError
+from agentft.etai import Session
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.feedback.judged import session_of
-from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
 from agentft.models.adapters import keep_trained_only
-from agentft.sandbox.base import Executor, Limits
+from agentft.models.agent_model import AgentModel, CompositeLoss, build_agent_model, parameter_groups
 from agentft.models.backbone import checkpoint_activations
+from agentft.sandbox.base import Executor, Limits
 from agentft.sandbox.cache import ResultCache
 from agentft.sandbox.cache_disk import DiskStore
 from agentft.text.chat_template import template_fingerprint
@@ -56,7 +56,7 @@ from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
 from agentft.train.build_extras import build_extras
 from agentft.train.checkpoint_file import composer_reads_these
-from agentft.train.checkpoints import Checkpoints
+from agentft.train.checkpoints import Checkpoints, RandomState
 from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
@@ -130,10 +130,15 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
         model.heads.requires_grad_(False)  # no targets: without this the weight decay alone would train them
     model.unpadded = config.data.packing == "pack"
     model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
+    if config.train.activation_checkpointing:
+        checkpoint_activations(model.backbone)
+    if config.model.lora is not None:
+        keep_trained_only(model)
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
     composite = CompositeLoss(stage_loss(config), lm_share=config.forgetting.lm_share)
-    callbacks: list[Callback] = [LossWeights(composite), PaddingShare()]
+    random_state = RandomState()
+    callbacks: list[Callback] = [random_state, LossWeights(composite), PaddingShare()]
     if feedback is not None:
         callbacks.append(feedback)
     callbacks += build_earlier_rows(config, meta)
@@ -141,10 +146,6 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
         callbacks += build_distillation(config, composite, model, renderer, feedback)
     on_cpu = config.train.device == "cpu" or not torch.cuda.is_available()
     precision = Precision(config.train.precision)
-    if config.train.activation_checkpointing:
-        checkpoint_activations(model.backbone)
-    if config.model.lora is not None:
-        keep_trained_only(model)
     if on_cpu and precision == Precision.AMP_BF16:  # Composer refuses it there, so the model casts its forward pass
         model.cpu_bfloat16, precision = True, Precision.FP32
     algorithms, more = build_extras(
@@ -176,6 +177,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
         seed=config.seed,
         deterministic_mode=on_cpu,
     )
+    random_state.take_over(trainer)
     return BuiltRun(
         trainer=trainer, model=model, tokenizer=tokenizer, feedback=feedback, record=record, calibration=calibration
     )
@@ -259,6 +261,8 @@ def build_scheduler(config: OptimizerConfig) -> ComposerScheduler:
     """Return the learning-rate schedule: linear warm-up, then the shape that ``decay`` names."""
     if config.decay == "none":
         return ConstantWithWarmupScheduler(t_warmup=config.warmup)
+    if config.decay == "step":
+        return StepPerEpoch(t_warmup=config.warmup, per_epoch=config.decay_per_epoch)
     kind = {"cosine": CosineAnnealingWithWarmupScheduler, "linear": LinearWithWarmupScheduler}[config.decay]
     return kind(t_warmup=config.warmup, alpha_f=config.final_lr)
 
@@ -270,8 +274,6 @@ def build_algorithms(config: OptimizerConfig) -> list[Algorithm]:
 
 
 def build_loggers(config: RunConfig, folder: Path) -> list[LoggerDestination]:
-    if config.decay == "step":
-        return StepPerEpoch(t_warmup=config.warmup, per_epoch=config.decay_per_epoch)
     """Return what ``loggers`` asks for beside the run's own record; only the first rank shows and writes."""
     if dist.get_global_rank() != 0:
         return []

@@ -16,8 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from composer import Trainer
 from composer.callbacks import CheckpointSaver
-from composer.core import State
+from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist, reproducibility
 
@@ -139,6 +140,27 @@ class Checkpoints(CheckpointSaver):
         missing = [entry.file for entry in self._kept if entry.uploaded is None]
         if missing:
             log.warning("not uploaded: %s; `agentft clean RUN --upload` tries again", ", ".join(missing))
+
+
+class RandomState(Callback):
+    """Puts a checkpoint's random state back when the first batch of a resumed run is there; first of the callbacks.
+
+    Composer does so only for loaders that it winds forward itself, which ours does not need: dropout would go on from
+    the seed. Between a checkpoint and the batch after it nothing draws from the global random state.
+    """
+
+    def __init__(self) -> None:
+        self._saved: list[dict[str, Any]] | None = None
+
+    def take_over(self, trainer: Trainer) -> None:
+        """Take the state that ``trainer`` has read from its checkpoint, if it has read one."""
+        self._saved, trainer._rng_state = trainer._rng_state, None
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Put it back, once."""
+        if self._saved is not None:
+            reproducibility.load_rng_state(self._saved)
+            self._saved = None
 
 
 class Uploads:
