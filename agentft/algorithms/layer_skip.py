@@ -18,41 +18,56 @@ Names of the state dict stay: the layer's ``forward`` is replaced on the instanc
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from composer import Algorithm, Event, Logger, State
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentft.algorithms.loss_weights import agent_of
 from agentft.config.algorithms import StochasticDepthConfig
 from agentft.errors import ModelError
-from agentft.models.backbone import touch
+from agentft.models.backbone import hidden_states, touch
+from agentft.models.generate import evaluating
 
 
 def decoder_layers(backbone: nn.Module) -> list[nn.Module]:
     """Return the decoder layers in order.
 
     Raises:
-        ModelError: There are none, or their forward does not return one tensor of hidden states.
+        ModelError: There are none that can be told from the rest of the model.
     """
     layers: list[nn.Module] = [one for one in backbone.modules() if isinstance(one, GradientCheckpointingLayer)]
-    strange = {type(layer).__name__ for layer in layers if not _returns_tensor(layer)}
-    if not layers or strange:
+    if not layers:
         raise ModelError(
-            "the backbone's layers cannot be told apart or skipped",
+            "the backbone has no decoder layers that can be told apart",
             where="algorithms",
-            got=f"{type(backbone).__name__}: {', '.join(sorted(strange)) or 'no decoder layers'}",
-            expected="decoder layers of transformers that return their hidden states",
+            got=type(backbone).__name__,
+            expected="layers of transformers' class GradientCheckpointingLayer",
         )
     return layers
 
 
-def _returns_tensor(layer: nn.Module) -> bool:
-    return inspect.signature(type(layer).forward).return_annotation in (Tensor, "torch.Tensor", "Tensor")
+def _gives_tuples(backbone: PreTrainedModel, layers: list[nn.Module]) -> list[bool]:
+    """Return for each layer whether its output is a tuple: seen in a forward pass of one token, because the layers'
+    annotations are often wrong about it."""
+    seen: dict[nn.Module, bool] = {}
+
+    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+        seen[layer] = isinstance(output, tuple)
+
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        with evaluating(backbone), torch.no_grad():
+            one = torch.zeros(1, 1, dtype=torch.int64, device=backbone.device)
+            hidden_states(backbone, one, one)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [seen[layer] for layer in layers]
 
 
 def skip_probabilities(layers: int, p: float) -> list[float]:
@@ -86,23 +101,30 @@ class LayerSkip(Algorithm):
         self._skipped = draw(self._probabilities, f"{self.seed}/layers/{state.timestamp.batch.value}")
         logger.log_metrics({"stochastic_depth/skipped": float(sum(self._skipped))})
 
-    def attach(self, backbone: nn.Module) -> None:
+    def attach(self, backbone: PreTrainedModel) -> None:
         """Replace the forward of every decoder layer; nothing is skipped before the first draw."""
         layers = decoder_layers(backbone)
+        tuples = _gives_tuples(backbone, layers)
         self._probabilities = skip_probabilities(len(layers), self.config.p)
         self._skipped = [False] * len(layers)
         for number, layer in enumerate(layers):
-            layer.forward = self._skippable(number, layer, layer.forward)
+            layer.forward = self._skippable(number, layer, layer.forward, tuples[number])
 
-    def _skippable(self, number: int, layer: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _skippable(
+        self, number: int, layer: nn.Module, forward: Callable[..., Any], gives_tuple: bool
+    ) -> Callable[..., Any]:
         keep = 1 - self._probabilities[number]
 
-        def skippable(*args: Any, **kwargs: Any) -> Tensor:
+        def skippable(*args: Any, **kwargs: Any) -> Any:
             if not layer.training:
                 return forward(*args, **kwargs)
             hidden: Tensor = args[0] if args else kwargs["hidden_states"]
             if self._skipped[number]:
-                return touch(hidden, [p for p in layer.parameters() if p.requires_grad])
-            return hidden + (forward(*args, **kwargs) - hidden) / keep
+                output = touch(hidden, [p for p in layer.parameters() if p.requires_grad])
+                return (output,) if gives_tuple else output
+            output = forward(*args, **kwargs)
+            if gives_tuple:
+                return (hidden + (output[0] - hidden) / keep, *output[1:])
+            return hidden + (output - hidden) / keep
 
         return skippable

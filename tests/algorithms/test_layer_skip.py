@@ -9,13 +9,13 @@ import pytest
 import torch
 from support_algorithms import train
 from torch import nn
-from transformers import GlmConfig, GlmForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GlmConfig, GlmForCausalLM
 
 from agentft.algorithms.layer_skip import LayerSkip, decoder_layers, draw, skip_probabilities
 from agentft.config.algorithms import StochasticDepthConfig
 from agentft.config.schema import ModelConfig
 from agentft.errors import ModelError
-from agentft.models.backbone import build_backbone, hidden_states
+from agentft.models.backbone import build_backbone, decoder_of, hidden_states
 
 HALF = StochasticDepthConfig(enabled=True, p=0.5)
 
@@ -91,8 +91,32 @@ def test_the_mean_of_many_draws_is_the_plain_layer() -> None:
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(ModelError, match="cannot be told apart"):
-        LayerSkip(HALF, seed=1).attach(nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="told apart"):
+        decoder_layers(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "glm4", "glm4_moe", "gemma3_text"])
+def test_layers_of_other_architectures_whatever_they_return(kind: str) -> None:
+    """Gemma's layers give a tuple, GLM-4-0414's are said to and do not."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
+    more = {"num_hidden_layers": 3, "num_key_value_heads": 1, "pad_token_id": None}
+    if kind == "glm4_moe":
+        more |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1}
+    backbone = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **more))
+    plain = forward(backbone.eval())
+    skip = LayerSkip(HALF, seed=1)
+    skip.attach(backbone)
+    assert torch.equal(forward(backbone.eval()), plain)
+    backbone.train()
+    skip._skipped = [True, False, True]
+    found = forward(backbone)
+    assert found.shape == plain.shape
+    assert not torch.allclose(found, plain)
+    found.square().sum().backward()
+    assert all(p.grad is not None for layer in decoder_layers(backbone)[::2] for p in layer.parameters())
+    skip._skipped = [True, True, True]
+    embedded = backbone.get_input_embeddings()(torch.arange(24).reshape(2, 12))
+    torch.testing.assert_close(forward(backbone), decoder_of(backbone).norm(embedded))
 
 
 def test_training_is_repeatable_resumes_and_does_not_depend_on_microbatches(tmp_path: Path) -> None:
