@@ -30,31 +30,33 @@ def run_worker(out: Path, *launcher: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str, int], dict[str, Any]]:
-    """(processes, preset, microbatch) → parameters after the step, and the log."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str, str, int], dict[str, Any]]:
+    """(processes, stage, preset, microbatch) → parameters after the step, and the log."""
     folder = tmp_path_factory.mktemp("invariance")
     one = run_worker(folder / "one.pt")
     two = run_worker(folder / "two.pt", "-m", "composer.cli.launcher", "-n", "2")
     found = {}
     for processes, part in ((1, one), (2, two)):
         for key, result in part.items():
-            preset, _, microbatch = key.partition("/")
-            found[(processes, preset, int(microbatch))] = result
+            stage, preset, microbatch = key.split("/")
+            found[(processes, stage, preset, int(microbatch))] = result
     return found
 
 
 CASES = [
-    *((processes, "tiny-glm", microbatch) for processes in (1, 2) for microbatch in (1, 2, 4, 8)),
-    *((processes, "tiny-kimi", microbatch) for processes in (1, 2) for microbatch in (2, 8)),
+    *((processes, "agent", "tiny-glm", microbatch) for processes in (1, 2) for microbatch in (1, 2, 4, 8)),
+    *((processes, "agent", "tiny-kimi", microbatch) for processes in (1, 2) for microbatch in (2, 8)),
+    *((processes, "pretrain", "tiny-glm", microbatch) for processes in (1, 2) for microbatch in (2, 8)),
+    *((processes, "sft", "tiny-glm", microbatch) for processes in (1, 2) for microbatch in (2, 8)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}-{c[0]}process-microbatch{c[2]}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[1]}-{c[2]}-{c[0]}process-microbatch{c[3]}")
 def test_losses_and_step_do_not_depend_on_the_cut(
-    results: dict[tuple[int, str, int], dict[str, Any]], case: tuple[int, str, int]
+    results: dict[tuple[int, str, str, int], dict[str, Any]], case: tuple[int, str, str, int]
 ) -> None:
-    reference, got = results[(1, case[1], 8)], results[case]
+    reference, got = results[(1, case[1], case[2], 8)], results[case]
     assert reference["logged"].keys() == got["logged"].keys()
     for name, value in reference["logged"].items():
         assert got["logged"][name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
@@ -63,9 +65,20 @@ def test_losses_and_step_do_not_depend_on_the_cut(
 
 
 @pytest.mark.slow
-def test_every_component_took_part(results: dict[tuple[int, str, int], dict[str, Any]]) -> None:
-    logged = results[(2, "tiny-glm", 2)]["logged"]
+def test_every_component_took_part(results: dict[tuple[int, str, str, int], dict[str, Any]]) -> None:
+    logged = results[(2, "agent", "tiny-glm", 2)]["logged"]
     for name in ("code", "intent", "tool", "cursor", "reward", "policy"):
         assert logged[f"loss/{name}/count"] > 0, name
         assert logged[f"loss/train/{name}"] == pytest.approx(logged[f"loss/{name}/raw"], rel=1e-5), name
     assert logged["gradnorm/all"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "least"), [("pretrain", 500), ("sft", 50)])
+def test_without_sessions_the_language_model_alone_has_targets(
+    results: dict[tuple[int, str, str, int], dict[str, Any]], stage: str, least: int
+) -> None:
+    logged = results[(2, stage, "tiny-glm", 2)]["logged"]
+    counts = {name: logged[f"loss/{name}/count"] for name in ("code", "intent", "tool", "cursor", "reward", "policy")}
+    assert counts.pop("code") > least
+    assert set(counts.values()) == {0.0}
