@@ -63,8 +63,11 @@ def attach(backbone: PreTrainedModel, config: LoraConfig, new_rows: Sequence[int
     backbone.requires_grad_(False)
     pattern = _pattern(backbone, config.targets)
     wanted = PeftLoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=pattern, bias="none"
-    )  # type: ignore[call-arg]
+        r=config.rank,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # only ever divided by r
+        lora_dropout=config.dropout,
+        target_modules=pattern,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(wanted, backbone)
@@ -124,7 +127,7 @@ def merge(backbone: PreTrainedModel) -> None:
     """
     for name, module in list(backbone.named_modules()):
         if isinstance(module, LoraLayer):
-            module.merge(safe_merge=True)  # type: ignore[operator]
+            module.merge(safe_merge=True)
             backbone.set_submodule(name, module.get_base_layer())
     table = backbone.get_input_embeddings()
     head = backbone.get_output_embeddings()

@@ -105,7 +105,7 @@ def _base_of(model: AgentModel) -> dict[str, Any]:
     return {
         "path": str(path.resolve()) if path.is_dir() else str(model.config.path),
         "fingerprint": adapters.fingerprint(path) if path.is_dir() else None,
-        "vocab_size": len(model.backbone.get_input_embeddings().weight),
+        "vocab_size": model.backbone.config.get_text_config().vocab_size,
         "new_rows": adapters.new_rows(model.backbone),
     }
 

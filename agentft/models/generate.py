@@ -194,6 +194,6 @@ class _Rows:
         queries = columns[self._read :, None]
         seen = self._valid[:, None, :] & (columns <= queries)
         seen = seen | (columns == queries)
-        dtype = self._decoder.get_input_embeddings().weight.dtype
+        dtype = self._backbone.dtype
         mask = torch.zeros(seen.shape, dtype=dtype, device=self._device)
         return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GlmConfig, GlmForCausalLM, PreTra
 
 from agentft.feedback.trace import read_traces
 from agentft.text.render import session_texts
-from agentft.text.vocab import SPECIAL_TOKENS
+from agentft.text.vocab import SPECIAL_TOKENS, load_tokenizer
 from agentft.train.run import main
 
 REPO = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def test_a_run_with_adapters_samples_resumes_evaluates_and_exports(base: Path, t
     assert evaluate_run(run, "test")["held_out"]["code_loss"] > 0
     export(run, tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert plain.config.vocab_size == 400 + len(SPECIAL_TOKENS)
+    assert plain.config.vocab_size == len(load_tokenizer(base / "base")) + len(SPECIAL_TOKENS)
     ids = torch.randint(0, plain.config.vocab_size, (1, 17), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = load_model(run / "model").backbone(input_ids=ids).logits

@@ -131,8 +131,11 @@ def _cached(folder: Path, name: str, version: str) -> Sdist | None:
 def _find(wanted: Requirement, requirement: str, *, wheel: bool = False) -> FoundPackage:
     from unearth import PackageFinder
 
-    form = {"only_binary" if wheel else "no_binary": [wanted.name]}
-    finder = PackageFinder(index_urls=_pip_setting("index-url"), **form)
+    finder = PackageFinder(
+        index_urls=_pip_setting("index-url"),
+        only_binary=[wanted.name] if wheel else (),
+        no_binary=() if wheel else [wanted.name],
+    )
     for location in _pip_setting("extra-index-url"):
         finder.add_index_url(location)
     for location in _pip_setting("find-links"):
