@@ -7,8 +7,8 @@ has averaged before. Put it *last* in the list of algorithms: Composer runs the 
 norms and clipping see the whole gradient.
 
 The penalty is in no loss that Composer sums up; ``ewc/penalty`` (P, with λ) and ``ewc/gradnorm`` are logged. It keeps
-two tensors of float32 beside each weight (sharded as the weight is), and no state that a checkpoint would need: a
-resumed run builds from the same ``model.path``.
+two tensors of float32 beside each weight, whole (weights that are shared out are refused by a check of the
+configuration), and no state that a checkpoint would need: a resumed run builds from the same ``model.path``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from collections.abc import Mapping
 import torch
 from composer import Algorithm, Event, Logger, State
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentft.algorithms.loss_weights import agent_of
 from agentft.errors import ModelError
-
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 class ElasticWeightConsolidation(Algorithm):
@@ -59,10 +56,10 @@ class ElasticWeightConsolidation(Algorithm):
     @torch.no_grad()
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Add λ·F·(w − w*) to the gradients, and log the penalty."""
-        weights = {_plain(name): p for name, p in agent_of(state).backbone.named_parameters() if p.requires_grad}
+        weights = {name: p for name, p in agent_of(state).backbone.named_parameters() if p.requires_grad}
         if event == Event.FIT_START:
             for kept in (self._start, self._fisher):
-                kept.update({name: _placed(tensor, weights[name]) for name, tensor in kept.items()})
+                kept.update({name: tensor.to(weights[name].device) for name, tensor in kept.items()})
             return
         penalty, square = [], []
         for name, start in self._start.items():
@@ -75,29 +72,8 @@ class ElasticWeightConsolidation(Algorithm):
                 parameter.grad = pull.to(parameter.dtype)
             else:
                 parameter.grad.add_(pull)
-        values = torch.stack((_whole(penalty) / 2, _whole(square).sqrt())).tolist()
+        values = torch.stack((torch.stack(penalty).sum() / 2, torch.stack(square).sum().sqrt())).tolist()
         logger.log_metrics(dict(zip(("ewc/penalty", "ewc/gradnorm"), values, strict=True)))
-
-
-def _plain(name: str) -> str:
-    """Return a weight's name without what wrappers put into it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def _placed(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """Return ``tensor`` on the device of a weight, sharded as it is."""
-    tensor = tensor.to(parameter.device)
-    if isinstance(parameter, DTensor) and not isinstance(tensor, DTensor):
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    return tensor
-
-
-def _whole(parts: list[Tensor]) -> Tensor:
-    """Return the sum of scalars, over all shards."""
-    total = torch.stack(parts).sum()
-    return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def _fitted(name: str, fisher: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -326,9 +326,12 @@ def _check_operations(config: RunConfig) -> Iterator[Problem]:
 def _check_forgetting(config: RunConfig, world_size: int) -> Iterator[Problem]:
     for parts in forgetting.problems(
         config.forgetting,
+        stage=config.stage,
+        distilled=config.loss.distill.kind != "constant" or config.loss.distill.start > 0,
         batch_size=config.data.batch_size,
         shards=config.data.shards,
         path=config.model.path,
+        adapters=config.model.lora is not None,
         world_size=world_size,
     ):
         yield Problem(**parts)

@@ -45,12 +45,22 @@ class ForgettingConfig:
 
 
 def problems(
-    config: ForgettingConfig, *, batch_size: int, shards: str, path: str | None, world_size: int, adapters: bool = False
+    config: ForgettingConfig,
+    *,
+    stage: str,
+    distilled: bool,
+    batch_size: int,
+    shards: str,
+    path: str | None,
+    adapters: bool,
+    world_size: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the parts of a ``checks.Problem`` for every setting that is out of range or cannot take effect.
 
     Args:
         config: The section.
+        stage: ``stage``.
+        distilled: Whether ``loss.distill`` is ever more than 0.
         batch_size: ``data.batch_size``.
         shards: ``data.shards``.
         path: ``model.path``.
@@ -77,6 +87,9 @@ def problems(
             what = f"{beside} is what the run trains on anyway"
             yield {"keys": (beside,), "what": what, "got": source, "expected": "the shards of an earlier stage"}
     yield from _row_problems(config, batch_size, world_size)
+    if distilled and stage != "agent":
+        what = "loss.distill has no effect in this stage, whose rows have no steps"
+        yield {"keys": ("loss.distill", "stage"), "what": what, "got": f"stage={stage}", "expected": "weight 0"}
     if config.ewc.weight and (path is None or adapters):
         yield {
             "keys": ("forgetting.ewc.weight", "model.path"),

@@ -1,4 +1,4 @@
-"""A second stage with everything against forgetting and repeating: from YAML to losses, on two processes, and killed."""
+"""A second stage with all against forgetting and repeating: YAML to losses, on two processes, and after a kill."""
 
 from __future__ import annotations
 
