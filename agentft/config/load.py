@@ -268,9 +268,10 @@ def _apply(tree: DictConfig, settings: Sequence[Setting], problems: list[ConfigE
         if name == "kind" and types_by_key().get(section) is ScheduleConfig:
             OmegaConf.update(tree, section, _writable(OmegaConf.structured(ScheduleConfig)), merge=False)
     for setting in settings:
-        section, _, _ = setting.key.rpartition(".")
-        if section and OmegaConf.select(tree, section) is None and (kind := section_of(types_by_key()[section])):
-            OmegaConf.update(tree, section, _writable(OmegaConf.structured(kind)), merge=False)
+        names = setting.key.split(".")
+        for section in (".".join(names[:depth]) for depth in range(1, len(names))):
+            if OmegaConf.select(tree, section) is None and (kind := section_of(types_by_key()[section])):
+                OmegaConf.update(tree, section, _writable(OmegaConf.structured(kind)), merge=False)
         try:
             OmegaConf.update(tree, setting.key, setting.value, merge=False)
         except OmegaConfBaseException:

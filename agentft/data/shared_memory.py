@@ -54,7 +54,7 @@ def clean_stale(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> list
     """Remove segments and locks that dead jobs left for ``folders`` (absolute paths); return their names."""
     if not shm.is_dir() or not Path("/proc").is_dir():
         return []
-    segments = [path for path in shm.iterdir() if _SEGMENT.fullmatch(path.name) and path.stat().st_uid == os.getuid()]
+    segments = [path for path in shm.iterdir() if _SEGMENT.fullmatch(path.name) and _is_mine(path)]
     mapped = {name[:6] for name in _mapped_by()}
     stale = {
         number
@@ -90,12 +90,20 @@ def _names(locals_segment: Path, folders: Sequence[str], *, when_empty: bool) ->
     return any(name in folders for name in names) if names else when_empty
 
 
+def _is_mine(path: Path) -> bool:
+    """Whether a file is this user's; one that another job has just removed is nobody's."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
+
+
 def _remove_locks(stale: set[str], shm: Path) -> list[str]:
     """Remove lock files of ``stale`` numbers, and those whose number has no segment at all."""
     removed = []
     for path in Path(tempfile.gettempdir()).iterdir():
         match = _LOCK.fullmatch(path.name)
-        if match is None or path.stat().st_uid != os.getuid():
+        if match is None or not _is_mine(path):
             continue
         if match[1] in stale or not (shm / f"{match[1]}_locals").exists():
             path.unlink(missing_ok=True)

@@ -55,9 +55,8 @@ def test_attention_by_segment_is_attention_with_the_block_mask(
     if window is not None:
         place = torch.arange(total)
         mask = mask.masked_fill(place <= place[:, None] - window, torch.finfo(torch.float32).min)
-    dense = F.scaled_dot_product_attention(
-        query, *(states.repeat_interleave(groups, 1) for states in (key, value)), attn_mask=mask, scale=0.3
-    ).transpose(1, 2)
+    keys, values = (states.repeat_interleave(groups, 1) for states in (key, value))
+    dense = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3).transpose(1, 2)
     got, _ = attention.sdpa_by_segment(
         module, query, key, value, None, scaling=0.3, segment_lengths=lengths, sliding_window=window
     )
@@ -196,11 +195,9 @@ def varlen(
             assert right == 0
             hidden |= torch.ones(length, length, dtype=torch.bool).tril(-left - 1)
         mask = torch.zeros(length, length, dtype=q.dtype).masked_fill_(hidden, float("-inf"))
+        queries, keys, values = (states[start:end].transpose(0, 1)[None] for states in (q, k, v))
         part = F.scaled_dot_product_attention(
-            *(states[start:end].transpose(0, 1)[None] for states in (q, k, v)),
-            attn_mask=mask,
-            scale=options["softmax_scale"],
-            enable_gqa=True,
+            queries, keys, values, attn_mask=mask, scale=options["softmax_scale"], enable_gqa=True
         )
         out.append(part[0].transpose(0, 1))
     return torch.cat(out)
