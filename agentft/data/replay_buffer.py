@@ -154,7 +154,7 @@ def check_replay(folder: str, meta: ShardMeta, *, text: TextConfig, tools: Seque
             expected=f"at most text.max_tokens = {text.max_tokens}",
             hint="write them again with this run's text section",
         )
-    if list(meta.tools) != list(tools):
+    if meta.tools and list(meta.tools) != list(tools):  # a corpus has none
         raise DataError(
             "the samples to replay have other tools",
             where=folder,
@@ -174,7 +174,7 @@ def _check_same_tokens(meta: ShardMeta, folder: str, sha256: str, positions: Fee
             hint="write them again with the tokenizer beside data.shards (agentft shards write --tokenizer)",
         )
     theirs, ours = meta.positions, positions
-    if theirs["enabled"] and (not ours.enabled or theirs["start"] != ours.start):
+    if theirs.get("enabled") and (not ours.enabled or theirs["start"] != ours.start):  # a corpus has no results
         raise DataError(
             "the results in these shards have other positions",
             where=folder,

@@ -40,7 +40,7 @@ def preflight(config: RunConfig) -> None:
         PreflightError: with everything that is missing.
     """
     problems: list[AgentFTError] = []
-    for look in (_run_folder, _shards, _replay, _sandbox, _ray, _disk):
+    for look in (_run_folder, _shards, _earlier, _replay, _sandbox, _ray, _disk):
         try:
             look(config)
         except AgentFTError as error:
@@ -84,6 +84,18 @@ def _shards(config: RunConfig) -> None:
             expected="a folder that `agentft shards write` has finished",
             hint=f"agentft shards write SESSIONS.jsonl -o {config.data.shards}, or run `make demo` first",
         )
+
+
+def _earlier(config: RunConfig) -> None:
+    section = config.forgetting
+    wanted = {"forgetting.lm_shards": section.lm_shards, "forgetting.replay.shards": section.replay.shards}
+    for key, folder in wanted.items():
+        if folder is not None and not (Path(folder) / "meta.json").is_file():
+            expected = "a folder with meta.json"
+            raise DataError("no shards of an earlier stage here", where=key, got=folder, expected=expected)
+    if section.ewc.fisher is not None and not Path(section.ewc.fisher).expanduser().is_file():
+        hint = "agentft fisher RUN --shards FOLDER -o FILE"
+        raise DataError("no such file", where="forgetting.ewc.fisher", got=section.ewc.fisher, hint=hint)
 
 
 def _replay(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from support_two_tasks import Listed, task, tiny_agent
 
 from agentft.config.schema import DataConfig
 from agentft.data.batch import collate, join, split
+from agentft.data.corpus_shards import write_corpus
 from agentft.data.meta import load_meta
 from agentft.data.replay_buffer import (
     EarlierSource,
@@ -132,6 +133,19 @@ def test_shards_of_an_earlier_stage_are_read_by_number(earlier: Path) -> None:
 def test_shards_that_do_not_fit_are_refused(earlier: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         opened(earlier, **changes)
+
+
+def test_a_corpus_of_pretraining_may_be_an_earlier_stage(earlier: Path, tmp_path: Path) -> None:
+    lines = "".join(f"def f{n}(x):\n    return x + {n}\n\n\n" for n in range(40))
+    (tmp_path / "corpus").mkdir()
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / "corpus" / name).write_text(lines)
+    options = {"max_tokens": 128, "tokenizer": str(earlier / "tokenizer")}
+    write_corpus([tmp_path / "corpus"], tmp_path / "shards", **options)  # type: ignore[arg-type]
+    rows, meta = opened(tmp_path / "shards")
+    check_replay("x", meta, text=TEXT, tools=list(TOOL_INDEX))
+    batch = with_lm(collate(task(1, 1)[:1]), collate([lm_sample(rows[0], 64)]))
+    assert target_counts(batch)["lm"] == len(rows[0]["input_ids"][:64]) - 1
 
 
 def test_samples_that_are_too_long_or_have_other_tools_are_not_replayed(earlier: Path) -> None:
