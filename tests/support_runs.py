@@ -71,6 +71,10 @@ class Started:
         """Return the exit codes, negative for signals; what is not done in time is killed."""
         return [self.server.ask({"wait": pid})["code"] for pid in self.pids]
 
+    def ended(self) -> bool:
+        """Return whether one of the processes has ended (and waits to be asked how)."""
+        return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" for pid in self.pids)
+
     def output(self) -> str:
         """Return what was printed."""
         return "\n".join(log.read_text() for log in self.logs)

@@ -144,7 +144,7 @@ class LocalStore:
     def holds_file(self, key: str, size_bytes: int, sha256: str) -> bool:
         """Compare size and SHA-256 of the file."""
         path = self.root / key
-        return path.is_file() and path.stat().st_size == size_bytes and _sha256_of(path) == sha256
+        return path.is_file() and path.stat().st_size == size_bytes and file_sha256(path) == sha256
 
     def read(self, key: str) -> bytes | None:
         """Return the file's bytes or None."""
@@ -216,7 +216,7 @@ class S3Store:
             return
         from boto3.exceptions import S3UploadFailedError
 
-        if _sha256_of(path) != sha256:
+        if file_sha256(path) != sha256:
             raise StorageError("the file has changed since it was written", where=str(path))
         more = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
         with self._errors(where):
@@ -322,7 +322,8 @@ class S3Store:
         return StorageError(f"cannot reach the object store at {endpoint}", where=where, got=got, hint=hint)
 
 
-def _sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file of any size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -333,7 +334,7 @@ def _copy_whole(source: Path, target: Path, sha256: str | None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(source, partial)
-            if sha256 is not None and _sha256_of(partial) != sha256:
+            if sha256 is not None and file_sha256(partial) != sha256:
                 raise StorageError("the file has changed since it was written", where=str(source))
             partial.replace(target)
         finally:

@@ -202,6 +202,18 @@ class ExecutionFeedback(Callback):
         """Return the calls of the batch at hand that were executed, from ``after_dataloader`` to ``batch_end``."""
         return self._judged
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of every rank: a collective call, because Composer keeps the first rank's state only."""
+        own = {"executions": self.executions.counts(), "probe": dict(self._probe_counts)}
+        return {"ranks": dist.all_gather_object(own)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting; on fewer ranks than before, each takes over those of several."""
+        for part in state["ranks"][self._rank :: self._ranks]:
+            self.executions.add_counts(part["executions"])
+            for name, count in part["probe"].items():
+                self._probe_counts[name] += count
+
     def summary(self) -> dict[str, Any]:
         """Return this rank's {sandbox, executor, probe, traces}.
 

@@ -118,6 +118,16 @@ class Executions:
             "cache_hits": self.cache_hits,
         }
 
+    def counts(self) -> dict[str, Any]:
+        """Return what a run that goes on needs to know of the executions so far."""
+        return {"by_status": dict(self.by_status), "cache_hits": self.cache_hits, "recent": list(self._recent)}
+
+    def add_counts(self, counts: dict[str, Any]) -> None:
+        """Count what ``counts`` says as well."""
+        self.by_status.update(counts["by_status"])
+        self.cache_hits += counts["cache_hits"]
+        self._recent.extend(counts["recent"])
+
     def _started(
         self, key: str, workspace: Workspace, calls: tuple[ToolCall, ...], verdict: Verdict | None
     ) -> _Request:

@@ -56,8 +56,10 @@ from agentft.tools import TOOL_INDEX, USER_TOOLS
 from agentft.tools.user import specs, user_specs
 from agentft.train.build_extras import build_extras
 from agentft.train.checkpoint_file import composer_reads_these
-from agentft.train.checkpoints import Checkpoints, RandomState
+from agentft.train.checkpoints import Checkpoints, RandomState, saved_bytes
+from agentft.train.disk import require_room
 from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
+from agentft.train.preflight import run_folder
 from agentft.train.progress import ProgressReport
 from agentft.train.records import RunRecord
 from agentft.train.sharding import OneReduction, share_out, whole_weights
@@ -188,6 +190,8 @@ def build_trainer(config: RunConfig, model: AgentModel, **options: Any) -> Train
 
     A checkpoint (``load_path``) is read as a file of ours, never unpickled.
     """
+    if dist.get_global_rank() == 0:
+        require_room(config, run_folder(config), *saved_bytes(model))
     kind, distributed = Trainer, config.train.distributed
     if distributed.strategy == "fsdp":
         options |= share_out(model, distributed.fsdp, precision=options["precision"])

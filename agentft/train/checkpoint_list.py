@@ -51,6 +51,11 @@ def read_list(folder: Path) -> list[Kept]:
     return parse_list(path.read_bytes(), str(path))
 
 
+def batch_of(name: str) -> int:
+    """Return the batch of a checkpoint's name."""
+    return int("".join(filter(str.isdigit, name)))
+
+
 def parse_list(raw: bytes, where: str) -> list[Kept]:
     """Return the checkpoints of a list."""
     try:

@@ -21,6 +21,7 @@ from composer.callbacks import CheckpointSaver
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import dist, reproducibility
+from torch import nn
 
 from agentft.config.checkpoints import CheckpointsConfig
 from agentft.data.storage import open_store
@@ -30,6 +31,13 @@ from agentft.train.checkpoint_list import Kept, file_name, read_list, to_keep, u
 from agentft.train.resume import record_sizes
 
 log = logging.getLogger(__name__)
+
+
+def saved_bytes(model: nn.Module) -> tuple[int, int]:
+    """Return (bytes of the weights that a checkpoint holds, bytes of the trained ones)."""
+    saved = {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return sum(t.nbytes for t in saved.values()), sum(p.nbytes for p in trained)
 
 
 class Checkpoints(CheckpointSaver):

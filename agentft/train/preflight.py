@@ -12,12 +12,11 @@ from pathlib import Path
 
 from agentft.config.hosts import RAY_AUTO
 from agentft.config.schema import RunConfig
-from agentft.errors import EXIT_ENVIRONMENT, AgentFTError, ConfigError, DataError, SandboxError
+from agentft.errors import AgentFTError, ConfigError, DataError, SandboxError
+from agentft.train.disk import estimate, require_room
 from agentft.train.resume import check_same
 
 CONNECT_TIMEOUT_S = 10.0
-LEAST_FREE_GIB = 2.0
-"""Free disk space below which no run starts, in GiB."""
 
 
 class PreflightError(AgentFTError):
@@ -154,14 +153,4 @@ def _local(config: RunConfig) -> None:
 
 
 def _disk(config: RunConfig) -> None:
-    existing = next(p for p in (run_folder(config), *run_folder(config).absolute().parents) if p.exists())
-    free_gib = shutil.disk_usage(existing).free / 2**30
-    if free_gib < LEAST_FREE_GIB:
-        error = AgentFTError(
-            "too little disk space for checkpoints and logs",
-            where=str(existing),
-            got=f"{free_gib:.1f} GiB free",
-            expected=f"at least {LEAST_FREE_GIB:.0f} GiB",
-        )
-        error.exit_code = EXIT_ENVIRONMENT
-        raise error
+    require_room(config, run_folder(config), *estimate(config))

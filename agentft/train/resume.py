@@ -21,10 +21,10 @@ from agentft.config.load import load
 from agentft.config.schema import RunConfig
 from agentft.data.storage import open_store
 from agentft.errors import CheckpointError, ConfigError
-from agentft.train.checkpoint_list import LIST_NAME, Kept, parse_list, read_list
+from agentft.train.checkpoint_list import LIST_NAME, Kept, parse_list, read_list, write_list
 
 LOCK_NAME = "run.lock"
-RECORDS = ("losses.jsonl", "metrics.jsonl", "train.log")
+RECORDS = ("losses.jsonl", "metrics.jsonl", "train.log", "samples.txt", "samples.jsonl")
 """Files of the run folder, beside its traces, that only grow and are cut back when the run goes on."""
 
 MAY_CHANGE = (
@@ -175,6 +175,8 @@ def _fetch(config: RunConfig, folder: Path, entry: Kept) -> None:
         )
     store = _store(config)
     store.fetch(f"checkpoints/{entry.file}", folder / "checkpoints" / entry.file)
+    if not read_list(folder / "checkpoints"):
+        write_list(folder / "checkpoints", [entry])
     for name in store.keys("traces/") + list(RECORDS):
         if not (folder / name).is_file() and (data := store.read(name)) is not None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
