@@ -13,7 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from agent_samples import make_agent, make_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, Glm4MoeConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers.models.glm4_moe import Glm4MoeConfig
 
 from agentft.config.schema import FeedbackPositionsConfig, ModelConfig
 from agentft.data.batch import Batch, collate
