@@ -136,7 +136,7 @@ def _what_next(config: RunConfig, folder: Path) -> str:
         return (
             f"agentft shards write SESSIONS.jsonl -o SHARDS --tokenizer {folder}/model, then model.path={folder}/model"
         )
-    return f"agentft eval {folder}"
+    return f"agentft export {folder} -o MODEL" if config.stage == "sft" else f"agentft eval {folder}"
 
 
 def _calibrate(run: BuiltRun) -> dict[str, Any] | None:
