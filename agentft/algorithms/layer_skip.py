@@ -83,20 +83,22 @@ def draw(probabilities: list[float], name: str) -> list[bool]:
 
 
 class LayerSkip(Algorithm):
-    """Stochastic depth of a backbone; attached to it once, before training."""
+    """Stochastic depth of a backbone. ``attach`` it before the model is shared out over processes (FSDP)."""
 
     def __init__(self, config: StochasticDepthConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
+        self._probabilities: list[float] = []
         self._skipped: list[bool] = []
 
     def match(self, event: Event, state: State) -> bool:
-        """Attach when the trainer is built; draw at the start of each batch."""
+        """Attach when the trainer is made, unless that is done; draw at the start of each batch."""
         return event in (Event.INIT, Event.BATCH_START)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Attach, or draw."""
         if event == Event.INIT:
-            self.attach(agent_of(state).backbone)
+            if not self._probabilities:
+                self.attach(agent_of(state).backbone)
             return
         self._skipped = draw(self._probabilities, f"{self.seed}/layers/{state.timestamp.batch.value}")
         logger.log_metrics({"stochastic_depth/skipped": float(sum(self._skipped))})

@@ -6,7 +6,7 @@ The most likely token is taken each time, so that two samples differ only by wha
 is drawn, and the model's mode is put back: losses are what they are without samples, bit for bit.
 
 ``runs/<name>/samples.txt`` is for reading, ``samples.jsonl`` for programs: {batch, session_id, turn, turns, prompt_end,
-written, recorded, stopped, tokens}. All ranks generate the same (a model in shards needs them all); the first writes.
+written, recorded, stopped, tokens}. The first rank generates and writes, so the whole model has to be there (no FSDP).
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ class Samples(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         """Sample when it is due."""
         done = state.timestamp.batch.value
-        if done % self.config.every:
+        if done % self.config.every or dist.get_global_rank() != 0:
             return
         samples = generate(agent_of(state), self.renderer, self._places, self.config.max_tokens)
-        if dist.get_global_rank() != 0:
-            return
         lines = [{"batch": done, **sample} for sample in samples]
         with (self.folder / "samples.jsonl").open("a") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -317,6 +317,7 @@ def _check_operations(config: RunConfig) -> Iterator[Problem]:
         "feedback.probe.every": feedback and feedback.probe.every,
         "loss.distill": feedback and (config.loss.distill.kind != "constant" or config.loss.distill.start),
         "forgetting.ewc.weight": config.forgetting.ewc.weight,
+        "algorithms.samples.every": config.algorithms.samples.every,
         "model.quantize": config.model.quantize if config.model.quantize != "none" else None,
     }
     for parts in distributed.problems(train.distributed, alone):

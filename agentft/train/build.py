@@ -153,6 +153,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     algorithms, more = build_extras(
         config,
         folder,
+        model=model,
         renderer=renderer,
         sessions=lambda: probe_sessions(held_out, config.algorithms.samples.count),
         feedback=feedback,

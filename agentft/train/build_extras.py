@@ -1,6 +1,8 @@
 """The ``algorithms`` section as objects (floor 5): what ``build`` adds to the trainer beside losses and feedback.
 
-    algorithms, callbacks = build_extras(config, folder, renderer=renderer, sessions=held_out, feedback=feedback)
+    algorithms, callbacks = build_extras(
+        config, folder, model=model, renderer=renderer, sessions=held_out, feedback=feedback
+    )
 
 With the section's defaults both lists are empty.
 """
@@ -26,6 +28,7 @@ from agentft.config.algorithms import MonitorsConfig
 from agentft.config.schema import RunConfig
 from agentft.etai import Session
 from agentft.feedback.callback import ExecutionFeedback
+from agentft.models.agent_model import AgentModel
 from agentft.text.render import Renderer
 from agentft.tools import TOOL_INDEX
 
@@ -34,6 +37,7 @@ def build_extras(
     config: RunConfig,
     folder: Path,
     *,
+    model: AgentModel,
     renderer: Renderer | None,
     sessions: Callable[[], Sequence[Session]],
     feedback: ExecutionFeedback | None,
@@ -43,6 +47,7 @@ def build_extras(
     Args:
         config: The run's configuration, checked: what needs feedback is on only with feedback.
         folder: The run folder.
+        model: The agent, whole: before it is shared out over processes.
         renderer: Renders prompts for samples; None in a stage that has no sessions.
         sessions: Gives the held-out sessions that samples continue.
         feedback: The callback that executes calls; the callbacks returned here stand behind it.
@@ -63,7 +68,9 @@ def build_extras(
             )
         )
     if section.stochastic_depth.enabled:
-        algorithms.append(LayerSkip(section.stochastic_depth, seed=config.seed))
+        layer_skip = LayerSkip(section.stochastic_depth, seed=config.seed)
+        layer_skip.attach(model.backbone)
+        algorithms.append(layer_skip)
     callbacks: list[Callback] = []
     if (section.spikes.on_nan, section.spikes.on_spike) != ("ignore", "ignore"):
         callbacks.append(LossSpikes(section.spikes))

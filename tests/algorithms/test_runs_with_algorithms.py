@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support_agent import sessions
+from support_agent import make_model, make_renderer, sessions
 
 from agentft.config.load import load
 from agentft.data.shards import write_shards
@@ -106,4 +106,5 @@ def test_a_run_that_is_killed_goes_on_as_if_nothing_had_been(folder: Path, whole
 
 def test_by_default_there_is_nothing(tmp_path: Path) -> None:
     config = load(YAML)
-    assert build_extras(config, tmp_path, renderer=None, sessions=list, feedback=None) == ([], [])
+    agent = make_model(make_renderer(sessions(2)))
+    assert build_extras(config, tmp_path, model=agent, renderer=None, sessions=list, feedback=None) == ([], [])

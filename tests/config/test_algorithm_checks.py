@@ -28,6 +28,9 @@ WRONG: dict[str, tuple[str, ...]] = {
         "algorithms.raspberry.enabled=true", "feedback.recorded.share=0", "feedback.policy.every=0"
     ),
     "algorithms.diversity has no effect": ("algorithms.diversity=true", "feedback.probe.every=0"),
+    "algorithms.samples.every needs the whole model": (
+        "algorithms.samples.every=9", "feedback.backend=off", "train.distributed.strategy=fsdp"
+    ),
     "algorithms.early_stop has no effect": ("algorithms.early_stop.metric=code", "train.eval_interval=0ba"),
 }  # fmt: skip
 
