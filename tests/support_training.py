@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support_agent import ListLoader, make_model
 
 from agentft.config.schema import FeedbackConfig
 from agentft.data.batch import num_samples, num_tokens, split
+from agentft.data.packing import Packing
 from agentft.etai import Session
 from agentft.feedback.callback import ExecutionFeedback
 from agentft.sandbox.base import Executor
@@ -52,6 +54,7 @@ def train_agent(
     duration: str | None = None,
     batch_size: int = 4,
     dropout: float = 0.0,
+    packing: Packing = "buckets",
     more: Sequence[Callback] = (),
     behind: Callable[[ExecutionFeedback], Sequence[Callback]] = lambda _: (),
 ) -> Trained:
@@ -61,6 +64,7 @@ def train_agent(
     """
     loader = ListLoader(renderer, known, batch_size)
     model = make_model(renderer, dropout=dropout)
+    model.unpadded = packing == "pack"
     feedback = ExecutionFeedback(
         config,
         executor=executor,
@@ -74,7 +78,10 @@ def train_agent(
     trainer = Trainer(
         model=model,
         train_dataloader=DataSpec(
-            loader, split_batch=split, get_num_samples_in_batch=num_samples, get_num_tokens_in_batch=num_tokens
+            loader,
+            split_batch=partial(split, packing=packing, pack_tokens=512),
+            get_num_samples_in_batch=num_samples,
+            get_num_tokens_in_batch=num_tokens,
         ),
         optimizers=DecoupledAdamW(model.parameters(), lr=1e-3),
         max_duration=duration or f"{batches}ba",
