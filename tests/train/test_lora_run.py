@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support_agent import TEXT, sessions
+from support_runs import RunServer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, GlmConfig, GlmForCausalLM, PreTrainedTokenizerFast
 
@@ -21,7 +20,6 @@ from agentft.text.render import session_texts
 from agentft.text.vocab import SPECIAL_TOKENS, load_tokenizer
 from agentft.train.run import main
 
-REPO = Path(__file__).resolve().parents[2]
 MINIMAL = """
 run_name: lora
 text: {max_tokens: 1024}
@@ -135,33 +133,19 @@ def test_checkpoints_hold_what_is_trained(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_see_the_losses_of_one(base: Path, tmp_path: Path, strategy: str) -> None:
+def test_two_processes_see_the_losses_of_one_whether_they_share_the_weights_or_not(base: Path, tmp_path: Path) -> None:
     more = ["feedback.backend=off", "feedback.policy.every=0", "feedback.probe.every=0", "train.duration=2ba"]
-    more += ["model.lora.dropout=0"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2", "--master_port", str(port)]
-    done = subprocess.run(
-        [
-            *launcher,
-            str(REPO / "train.py"),
-            *words(base, tmp_path / "two", *more, f"train.distributed.strategy={strategy}"),
-        ],
-        cwd=REPO,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert main(words(base, tmp_path / "one", *more)) == 0
-    for one, two in zip(lines_of(tmp_path / "one" / "lora"), lines_of(tmp_path / "two" / "lora"), strict=True):
-        assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
-    from safetensors.torch import load_file
-
-    saved = [load_file(tmp_path / name / "lora" / "model" / "adapters.safetensors") for name in ("one", "two")]
-    assert saved[0].keys() == saved[1].keys()
-    for name in saved[0]:
-        torch.testing.assert_close(saved[1][name], saved[0][name], atol=1e-4, rtol=1e-2)
+    more += ["model.lora.dropout=0", "loggers.console=false"]
+    kinds = {"one": 1, "ddp": 2, "fsdp": 2}
+    with RunServer(tmp_path) as server:
+        for name, processes in kinds.items():
+            strategy = f"train.distributed.strategy={'fsdp' if name == 'fsdp' else 'ddp'}"
+            server.run(words(base, tmp_path / name, *more, strategy), processes=processes)
+    lines = {name: lines_of(tmp_path / name / "lora") for name in kinds}
+    saved = {name: load_file(tmp_path / name / "lora" / "model" / "adapters.safetensors") for name in kinds}
+    for name in ("ddp", "fsdp"):
+        for one, two in zip(lines["one"], lines[name], strict=True):
+            assert two == pytest.approx(one, rel=1e-4, abs=1e-5), name
+        assert saved[name].keys() == saved["one"].keys()
+        for key, tensor in saved["one"].items():
+            torch.testing.assert_close(saved[name][key], tensor, atol=1e-4, rtol=1e-2)
