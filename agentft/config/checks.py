@@ -157,7 +157,7 @@ def _check_model(config: RunConfig) -> Iterator[Problem]:
             got=f"start={model.feedback_positions.start}, text.max_tokens={config.text.max_tokens}",
             expected="start at text.max_tokens or beyond",
         )
-    if config.text.result_tokens >= config.text.max_tokens:
+    if config.stage != "pretrain" and config.text.result_tokens >= config.text.max_tokens:
         yield Problem(
             keys=("text.result_tokens", "text.max_tokens"),
             what="one result may fill the whole sequence",

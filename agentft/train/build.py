@@ -116,26 +116,10 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     share = config.data.context_noise
     noise = ContextNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
     objectives = build_objectives(config, tokenizer, meta) if config.stage == "pretrain" else None
-    train = build_loader(
-        stage_data(config),
-        config.data.train_split,
-        meta,
-        shuffle=True,
-        seed=config.seed,
-        edit=noise,
-        transform=objectives,
-    )
+    train = build_train_loader(config, meta, renderer, objectives)
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)
     calibration = build_calibration(config, meta)
-    model = build_model(config, tokenizer)
-    if config.stage == "sft":
-        model.heads.requires_grad_(False)  # no targets: without this the weight decay alone would train them
-    model.unpadded = config.data.packing == "pack"
-    model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
-    if config.train.activation_checkpointing:
-        checkpoint_activations(model.backbone)
-    if config.model.lora is not None:
-        keep_trained_only(model)
+    model = prepare_model(config, build_model(config, tokenizer))
     feedback = build_feedback(config, folder, renderer, train, held_out)
     record = RunRecord(folder if dist.get_global_rank() == 0 else None, metrics=config.loggers.file)
     composite = CompositeLoss(stage_loss(config), lm_share=config.forgetting.lm_share)
@@ -186,6 +170,29 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     )
 
 
+def build_train_loader(
+    config: RunConfig, meta: ShardMeta, renderer: Renderer | None, objectives: Objectives | None
+) -> DataSpec:
+    """Return the batches that are trained on: with noise on what is shown, or as objectives change them, if wanted."""
+    share = config.data.context_noise
+    noise = ContextNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
+    data, split = stage_data(config), config.data.train_split
+    return build_loader(data, split, meta, shuffle=True, seed=config.seed, edit=noise, transform=objectives)
+
+
+def prepare_model(config: RunConfig, model: AgentModel) -> AgentModel:
+    """Set the model up to be trained as the configuration says; return it."""
+    if config.stage in ("sft", "pretrain"):
+        model.heads.requires_grad_(False)  # no targets: without this the weight decay alone would train them
+    model.unpadded = config.data.packing == "pack"
+    model.vocab_chunk_tokens = config.train.vocab_chunk_tokens
+    if config.train.activation_checkpointing:
+        checkpoint_activations(model.backbone)
+    if config.model.lora is not None:
+        keep_trained_only(model)
+    return model
+
+
 def build_trainer(config: RunConfig, model: AgentModel, **options: Any) -> Trainer:
     """Return Composer's trainer of ``model``, shared out if that is wanted, with its optimiser and these options.
 
@@ -207,11 +214,11 @@ def build_trainer(config: RunConfig, model: AgentModel, **options: Any) -> Train
 def build_renderer(config: RunConfig, tokenizer: PreTrainedTokenizerBase, meta: ShardMeta) -> Renderer | None:
     """Return the renderer of the run, after checking that the shards (of sessions) were written with an equal one.
 
-    None with a chat template: nothing is rendered while training.
+    None with a chat template or a corpus: nothing is rendered while training. ``build_objectives`` checks a corpus.
     """
     positions = config.model.feedback_positions
-    if config.stage == "pretrain":  # nothing is rendered; build_objectives checks the corpus
-        return Renderer(Vocab.of(tokenizer), config.text, positions, specs())
+    if config.stage == "pretrain":
+        return None
     check_fingerprint(
         meta,
         tokenizer_sha256=tokenizer_fingerprint(tokenizer),
@@ -254,7 +261,7 @@ def build_model(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> AgentM
 
 
 def build_evaluators(config: RunConfig, held_out: DataSpec, objectives: Objectives | None) -> list[Evaluator]:
-    """Return the evaluation of the held-out rows as they are and, when pretraining, as each other objective has them."""
+    """Return the evaluation of the held-out rows as they are and, in pretraining, as each other objective has them."""
     specs, size = {"eval": held_out}, config.data.microbatch_size
     if objectives is not None:
         others = [name for name in weighted(config.objectives) if name != "causal"]
