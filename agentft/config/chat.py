@@ -39,16 +39,14 @@ def _template_problems(config: RunConfig) -> Iterator[dict[str, Any]]:
         what = "execution feedback reads and writes the native template"
         got, hint = f"backend={config.feedback.backend}, template={template}", "set feedback.backend=off"
         yield {"keys": ("feedback.backend", "text.template"), "what": what, "got": got, "hint": hint}
-
-
-    for key, value in (("data.context_noise", config.data.context_noise), _samples(config)):
+    native = {
+        "data.context_noise": config.data.context_noise,
+        "algorithms.samples.every": config.algorithms.samples.every,
+    }
+    for key, value in native.items():
         if value:
             what, hint = f"{key} works on the native template", f"set {key}=0"
             yield {"keys": (key, "text.template"), "what": what, "got": f"template={template}", "hint": hint}
-
-
-def _samples(config: RunConfig) -> tuple[str, int]:
-    return "algorithms.samples.every", config.algorithms.samples.every
 
 
 def _stage_problems(config: RunConfig, defaults: RunConfig) -> Iterator[dict[str, Any]]:

@@ -238,19 +238,19 @@ def prepare(tokenizer: PreTrainedTokenizerBase, template: Literal["chat", "chatm
     Raises:
         ConfigError: ``chat`` and it has no template, or one whose own system prompt cannot be left out.
     """
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
     if template == "chatml":
         kept = list(tokenizer.additional_special_tokens)
         wanted = kept + [token for token in CHATML_TOKENS if token not in kept]
         tokenizer.add_special_tokens({"additional_special_tokens": wanted})
-        tokenizer.chat_template = CHATML
+        tokenizer.chat_template, tokenizer.eos_token = CHATML, "<|im_end|>"  # servers stop at EOS
     elif template == "functioncall":
         if tokenizer.eos_token is None:
             raise ConfigError("the tokenizer names no EOS token", where="text.template", got="functioncall")
         tokenizer.chat_template = FUNCTIONCALL
     else:
         _leave_out_system_prompt(tokenizer)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
