@@ -225,7 +225,7 @@ class _Head:
         if self.bias is not None:
             products.add_(self.bias.to(products.dtype))
         logits = self._logits[:n]
-        if logits.data_ptr() != products.data_ptr():
+        if self._logits is not self._products:
             logits.copy_(products)
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
