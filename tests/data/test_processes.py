@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support_corpus
+import support_ranks
 
 from agentft.config.schema import DataConfig
+from agentft.data.corpus_shards import write_corpus
 from agentft.data.loader import build_loader, open_shards
 from agentft.data.shards import ShardReport
 from agentft.data.shared_memory import clean_stale
@@ -74,6 +77,30 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(written: ShardRepor
     assert sorted(next(iter(loader))["session_id"]) == plain[2]
     batches, _, _ = _run(2, written.folder, "--batches", 4, "--state", json.dumps(loader.dataset.state_dict(24, True)))
     assert batches == plain[3:7]
+
+
+@pytest.mark.slow
+def test_objectives_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+    """Two ranks over the end of an epoch make the same of each row as one rank does, and as one that goes on later."""
+    lines = [{"content": support_corpus.MODULE + f"# {n}\n", "path": f"{n}.py", "language": "python"} for n in range(24)]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_corpus([tmp_path / "code.jsonl"], tmp_path / "shards", max_tokens=160, vocab_size=600)
+    data = DataConfig(shards=str(tmp_path / "shards"), batch_size=8)
+    transform = support_ranks.four_objectives(data.shards)
+
+    def one_rank() -> Iterator[list[str]]:
+        spec = build_loader(data, "train", open_shards(data), shuffle=True, seed=17, transform=transform)
+        for _ in range(2):
+            for batch in spec.dataloader:
+                yield sorted(support_ranks.rows(batch))
+
+    plain = list(one_rank())
+    count = len(plain) // 2 + 1
+    batches, _, state = _run(2, data.shards, "--corpus", "--batches", count)
+    assert batches == plain[:count]
+    spec = build_loader(data, "train", open_shards(data), shuffle=True, seed=17, transform=transform)
+    spec.dataloader.dataset.load_state_dict(state)
+    assert sorted(support_ranks.rows(next(iter(spec.dataloader)))) == plain[count]
 
 
 @contextmanager
