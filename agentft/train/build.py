@@ -202,7 +202,8 @@ def build_trainer(config: RunConfig, model: AgentModel, **options: Any) -> Train
         require_room(config, run_folder(config), *saved_bytes(model))
     kind, distributed = Trainer, config.train.distributed
     if distributed.strategy == "fsdp":
-        options |= share_out(model, distributed.fsdp, precision=options["precision"])
+        on_gpu = config.train.device != "cpu" and torch.cuda.is_available()
+        options |= share_out(model, distributed.fsdp, on_gpu=on_gpu, precision=options["precision"])
         kind = OneReduction if distributed.fsdp.gradients == "whole" else Trainer
     optimizer = DecoupledAdamW(
         parameter_groups(model, config.optimizer), lr=config.optimizer.backbone_lr, betas=config.optimizer.betas

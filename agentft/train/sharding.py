@@ -25,12 +25,11 @@ from agentft.config.distributed import FsdpConfig
 from agentft.models.agent_model import AgentModel
 
 
-def share_out(model: AgentModel, config: FsdpConfig, *, precision: Precision) -> dict[str, Any]:
+def share_out(model: AgentModel, config: FsdpConfig, *, on_gpu: bool, precision: Precision) -> dict[str, Any]:
     """Share ``model`` out over all processes, in place; return the options that Composer's trainer then needs.
 
     With ``amp_bf16`` weights are gathered in bfloat16 and gradients are summed in float32.
     """
-    on_gpu = torch.cuda.is_available()
     mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),))
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.reshard_after_forward}
     if on_gpu and precision == Precision.AMP_BF16:
