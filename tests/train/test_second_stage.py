@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_agent import sessions
@@ -18,6 +19,10 @@ from support_agent import sessions
 from agentft.cli import main as agentft
 from agentft.config.load import load
 from agentft.data.shards import write_shards
+from agentft.losses import COMPONENTS
+from agentft.models.agent_model import CompositeLoss
+from agentft.schedules import TrainTime
+from agentft.train.forgetting import build_distillation, build_earlier_rows, build_ewc, stage_data
 from agentft.train.run import main
 
 REPO = Path(__file__).resolve().parents[2]
@@ -94,6 +99,16 @@ def curve(run: Path) -> list[dict[str, float]]:
 def whole(world: Path) -> Path:
     assert main(second(world, "whole")) == 0
     return world / "whole"
+
+
+def test_off_builds_nothing() -> None:
+    config = load(YAML)
+    composite = CompositeLoss(config.loss, lm_share=config.forgetting.lm_share)
+    nothing: Any = None
+    assert build_earlier_rows(config, nothing) == build_ewc(config, nothing) == []
+    assert build_distillation(config, composite, nothing, nothing, None) == []
+    assert stage_data(config) is config.data
+    assert tuple(composite.weights(TrainTime(batch=0, batches_per_epoch=1))) == COMPONENTS
 
 
 def test_every_part_took_part(whole: Path) -> None:
