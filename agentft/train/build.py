@@ -113,8 +113,6 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
     meta = open_shards(config.data)
     tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
     renderer = build_renderer(config, tokenizer, meta)
-    share = config.data.context_noise
-    noise = ContextNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
     objectives = build_objectives(config, tokenizer, meta) if config.stage == "pretrain" else None
     train = build_train_loader(config, meta, renderer, objectives)
     held_out = build_loader(config.data, config.data.eval_split, meta, shuffle=False, seed=config.seed, train=False)

@@ -82,7 +82,9 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(written: ShardRepor
 @pytest.mark.slow
 def test_objectives_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """Two ranks over the end of an epoch make the same of each row as one rank does, and as one that goes on later."""
-    lines = [{"content": support_corpus.MODULE + f"# {n}\n", "path": f"{n}.py", "language": "python"} for n in range(24)]
+    lines = [
+        {"content": support_corpus.MODULE + f"# {n}\n", "path": f"{n}.py", "language": "python"} for n in range(24)
+    ]
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_corpus([tmp_path / "code.jsonl"], tmp_path / "shards", max_tokens=160, vocab_size=600)
     data = DataConfig(shards=str(tmp_path / "shards"), batch_size=8)
