@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dict[str, Any]]:
     """(processes, preset/case) → parameters after the step, what was logged, counts."""
-    found = {}
+    found: dict[tuple[int, str], dict[str, Any]] = {}
     for processes, launcher in ((1, []), (2, ["-m", "composer.cli.launcher", "-n", "2"])):
         out = tmp_path_factory.mktemp("packing") / "out.pt"
         done = subprocess.run(
