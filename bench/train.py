@@ -54,7 +54,7 @@ def main() -> int:
             console.print(profile_ours(options), markup=False, highlight=False)
             return 0
         for turn in range(options.repeats):
-            for side in SIDES:
+            for side in options.only or SIDES:
                 if side in failures:
                     continue
                 with console.status(f"{side}, run {turn + 1} of {options.repeats}"):
@@ -82,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=12, help="steps of a process, the first two do not count")
     parser.add_argument("--repeats", type=int, default=3, help="processes of each side")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads")
+    parser.add_argument("--only", action="append", choices=SIDES, help="only this side; repeat for several")
     parser.add_argument("--profile", action="store_true", help="torch's profile of agentft's step instead")
     parser.add_argument("--quick", action="store_true", help="few steps: a smoke run")
     parser.add_argument("--json", type=Path, default=RESULTS / "train.json", help="where the figures go")

@@ -1,0 +1,50 @@
+"""The benchmarks of training as programs: small runs, whole reports, sides that agree. No timed assertion."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def bench(name: str, *options: str, to: Path) -> dict[str, Any]:
+    """Run a benchmark on one thread; return what it wrote."""
+    command = [sys.executable, str(REPO / "bench" / name), "--json", str(to), "--threads", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert to.exists(), done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(to.read_text())
+    assert done.returncode == (0 if all(gate["ok"] for gate in report["gates"]) else 1)
+    return report
+
+
+def test_all_vocabulary_heads_give_the_same_loss_and_gradient(tmp_path: Path) -> None:
+    options = ("--vocab", "3000", "--tokens", "96", "--width", "32", "--chunk", "16", "--steps", "1", "--repeats", "1")
+    report = bench("vocab_head.py", *options, to=tmp_path / "vocab.json")
+    gates = {gate["name"]: gate for gate in report["gates"]}
+    assert gates["losses apart"]["ok"]
+    assert gates["gradient norms apart"]["ok"]
+    assert set(report["context"]["loss"]) == {"full logits", "chunked, all positions", "trained positions", "agentft"}
+    samples = report["samples"]
+    ratio = statistics.median(samples["full logits/step_s"]) / statistics.median(samples["agentft/step_s"])
+    assert gates["full logits / agentft, time"]["value"] == pytest.approx(ratio)
+
+
+@pytest.mark.slow
+def test_a_whole_run_and_the_bare_loop_train_on_the_very_same_rows(tmp_path: Path) -> None:
+    options = ("--sessions", "16", "--batch", "2", "--max-tokens", "512", "--steps", "3", "--repeats", "1")
+    sides = ("--only", "agentft", "--only", "bare loop", "--backend", "local")
+    report = bench("train.py", *options, *sides, to=tmp_path / "train.json")
+    assert report["context"]["failures"] == {}
+    samples = report["samples"]
+    assert samples["agentft/step_tokens"] == samples["bare loop/step_tokens"]
+    gates = {gate["name"]: gate for gate in report["gates"]}
+    ratio = samples["agentft/tokens_per_s"][0] / samples["bare loop/tokens_per_s"][0]
+    assert gates["tokens/s: agentft / bare loop"]["value"] == pytest.approx(ratio)
+    assert gates["tokens/s: agentft / TRL packed"]["value"] is None  # what did not run has no figure, and fails
