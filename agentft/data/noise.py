@@ -4,11 +4,11 @@ A small model that sees a few hundred sessions several times learns their names 
 heads say then hangs on words that no other repository has. Random replacement of input tokens (SwitchOut, Wang et al.
 2018, arXiv:1808.07512, here with a fixed share and on inputs only) makes them read the structure instead.
 
-    noise = ContextNoise(vocab, share=0.15, seed=17)
+    noise = ContextNoise(vocab, share=0.1, seed=17)
     noise(batch, epoch=0, numbers=np.array([3, 8]))  # edits ``input_ids`` of a collated batch in place
 
-Replaced are plain tokens of the context and of tool results (template ``etai``). Never: special tokens and handles, the
-instruction, what the agent writes, labels, padding. The draw hangs on (seed, epoch, number of the sample) alone, so it
+Replaced are plain tokens of the context, the instruction and the tool results (template ``etai``). Never: special tokens
+and handles, what the agent writes (mistakes too), labels, padding. The draw hangs on (seed, epoch, number of the sample) alone, so it
 is the same on any number of processes and after a resume, and however the batch is cut.
 """
 
@@ -45,9 +45,9 @@ class ContextNoise:
             ids[row, :length] = torch.where(hit, drawn, ids[row, :length])
 
     def eligible(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Return [B, T] bool: plain tokens before the instruction, or inside a result."""
+        """Return [B, T] bool: plain tokens before the trace, or inside a result."""
         vocab = self.vocab
-        in_context = (ids == vocab.instruction).cumsum(1) == 0
+        before_trace = (ids == vocab.trace_start).cumsum(1) == 0
         in_result = (ids == vocab.result).cumsum(1) > (ids == vocab.result_end).cumsum(1)
         real = torch.arange(ids.shape[1]) < lengths[:, None]
-        return (in_context | in_result) & ~self._special[ids] & real
+        return (before_trace | in_result) & ~self._special[ids] & real

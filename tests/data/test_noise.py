@@ -107,6 +107,6 @@ def test_only_plain_tokens_come_and_go(data: st.DataObject, vocab: Vocab) -> Non
         shown = True
         for at in range(length):
             here = int(ids[row, at])
-            if here == vocab.instruction and vocab.instruction not in ids[row, :at]:
+            if here == vocab.trace_start:
                 shown = False
             assert not changed[row, at] or shown or vocab.result in ids[row, :at]
