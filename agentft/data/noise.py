@@ -7,9 +7,9 @@ heads say then hangs on words that no other repository has. Random replacement o
     noise = ContextNoise(vocab, share=0.1, seed=17)
     noise(batch, epoch=0, numbers=np.array([3, 8]))  # edits ``input_ids`` of a collated batch in place
 
-Replaced are plain tokens of the context, the instruction and the tool results (template ``etai``). Never: special tokens
-and handles, what the agent writes (mistakes too), labels, padding. The draw hangs on (seed, epoch, number of the sample) alone, so it
-is the same on any number of processes and after a resume, and however the batch is cut.
+Replaced are plain tokens of the context, the instruction and the tool results (template ``etai``). Never: special
+tokens and handles, what the agent writes (mistakes too), labels, padding. The draw hangs on (seed, epoch, number of the
+sample) alone, so it is the same on any number of processes and after a resume, and however the batch is cut.
 """
 
 from __future__ import annotations
