@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from support_s3 import S3Server, find_weed, make_client, s3_server
 
 REPO = Path(__file__).resolve().parents[1]
+THREADS = torch.get_num_threads()
 
 
 @functools.cache
@@ -39,6 +41,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(f"{problem} (CI=true needs one: make engine)", pytrace=False)
     if problem:
         pytest.skip(f"{problem}; `make engine` starts one as root")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> None:
+    """A run in this process may have set the number of torch's threads, and with it the last bits of later sums."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture

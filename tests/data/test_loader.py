@@ -118,7 +118,7 @@ def _draw(loader: SessionLoader, count: int) -> Iterator[dict[str, Any]]:
 
 
 def test_data_spec_counts_rows_and_tokens(written: ShardReport) -> None:
-    config = DataConfig(shards=str(written.folder), batch_size=8)
+    config = DataConfig(shards=str(written.folder), batch_size=8, packing="buckets")
     spec = build_loader(config, "train", open_shards(config), shuffle=False, seed=1)
     batch = next(iter(spec.dataloader))
     assert spec.num_samples == 40

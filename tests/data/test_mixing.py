@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streaming.base.world import World
+from support_sessions import make_sessions
 
 from agentft import etai_io
 from agentft.config.algorithms import CurriculumConfig
@@ -33,8 +34,6 @@ MIX = MixConfig(parts=MixPartsConfig(single_function=3, multi_file=1))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 40 sessions: 30 in one function, 8 over several files, 2 that do not say."""
-    from conftest import make_sessions
-
     kinds = ["single_function"] * SINGLE + ["multi_file"] * MULTI + [None] * UNSAID
     sessions = [
         session.model_copy(update={"complexity": kind, "repository": "one"})
