@@ -29,6 +29,7 @@ from composer.utils import dist
 from streaming import StreamingDataLoader, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.dataset import _ShardState
+from streaming.base.shared import SharedMemory, memory
 from streaming.base.world import World
 
 from agentft.config.schema import DataConfig
@@ -37,12 +38,13 @@ from agentft.data.curriculum import Curriculum, build_curriculum, share_out
 from agentft.data.meta import SPLITS, ShardMeta, load_meta
 from agentft.data.mixing import Mix, build_mix
 from agentft.data.remote import HASH, SessionStream, check_remote, copy_side_files, refuse_shared_copy
-from agentft.data.shared_memory import clean_stale, one_job_at_a_time
+from agentft.data.shared_memory import ReleaseWhenUnused, clean_stale, one_job_at_a_time
 from agentft.errors import AgentFTError, ConfigError, DataError
 from agentft.etai import Split
 
 log = logging.getLogger(__name__)
 _DOWNLOAD_TIMEOUT_S, _DOWNLOAD_RETRIES = 60, 2
+memory.atexit = ReleaseWhenUnused  # type: ignore[assignment]
 
 Sample = dict[str, Any]
 BatchEdit = Callable[[dict[str, Any], int, npt.NDArray[np.int64]], None]
@@ -167,6 +169,7 @@ class SessionDataset(StreamingDataset):
     transform: Transform | None = None  # changes a sample as it is drawn
     _epoch = 0  # of the iteration that is under way
     _cause: BaseException | None = None
+    _places: tuple[SharedMemory, ...] = ()  # every place that was loaded, as long as the dataset is there
 
     def get_item(self, sample_id: int, retry: int = 7) -> Sample:
         """Return one decoded sample by its number in the split."""
@@ -253,6 +256,11 @@ class SessionDataset(StreamingDataset):
         if from_beginning and num_samples == 0 and self.epoch_consumed:
             state["epoch"] += 1
         return state
+
+    def load_state_dict(self, obj: dict[str, Any]) -> None:
+        """Continue from a place in the order; later calls replace it."""
+        super().load_state_dict(obj)
+        self._places = (*self._places, self._resume_shm)  # the first one made the segment, and would take it along
 
     def _failure(self, error: BaseException | None) -> AgentFTError:
         cause = self._cause or error

@@ -8,8 +8,9 @@ those of living ones. Here a segment goes only if
 - it names one of the folders that this job is about to read (or its owner's folder list is gone), and
 - no living process maps it, and it belongs to this user.
 
-Call it at start-up only, never between two loaders of one job. On systems without ``/dev/shm`` and ``/proc`` it does
-nothing. A job in another PID namespace that shares ``/dev/shm`` cannot be seen: give such jobs their own folders.
+Call ``clean_stale`` at start-up only, never between two loaders of one job. On systems without ``/dev/shm`` and
+``/proc`` it does nothing. A job in another PID namespace that shares ``/dev/shm`` cannot be seen: give such jobs their
+own folders.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -48,6 +52,32 @@ def one_job_at_a_time() -> Iterator[None]:
     finally:
         if lock.is_locked:
             lock.release()
+
+
+class ReleaseWhenUnused:
+    """Stands in for ``atexit`` where Streaming registers the release of a segment for the end of the process.
+
+    Its own way keeps every segment open until then, with two file descriptors each: a process that opens many datasets,
+    one after the other, runs out of them. Here a segment goes once nothing refers to it, at the end at the latest.
+    """
+
+    @staticmethod
+    def register(cleanup: Callable[[], None]) -> None:
+        """Take ``SharedMemory.cleanup`` of one of Streaming's segments."""
+        owner: Any = cleanup.__self__  # type: ignore[attr-defined]
+        weakref.finalize(owner, _release, owner.created_shms, owner.opened_shms, os.getpid())
+
+
+def _release(created: list[SharedMemory], opened: list[SharedMemory], pid: int) -> None:
+    """Close a process's segments, and remove those that it made; a forked process has them on loan."""
+    if os.getpid() != pid:
+        return
+    for segment in created + opened:
+        with suppress(BufferError):  # an array still looks into it; it is closed with the array
+            segment.close()
+    for segment in created:
+        with suppress(FileNotFoundError):
+            segment.unlink()
 
 
 def clean_stale(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> list[str]:

@@ -6,6 +6,7 @@ Read it top to bottom: shards → tokenizer and renderer → model → optimiser
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from composer import Evaluator, Trainer
 from composer.algorithms import GradientClipping
-from composer.core import Algorithm, Callback, DataSpec, Precision
+from composer.core import Algorithm, Callback, DataSpec, Engine, Precision
 from composer.loggers import LoggerDestination, TensorboardLogger
 from composer.optim import (
     ComposerScheduler,
@@ -25,6 +26,7 @@ from composer.optim import (
 )
 from composer.utils import dist
 from rich.console import Console
+from torch.distributed.checkpoint.state_dict import _get_fqns
 from transformers import PreTrainedTokenizerBase
 
 from agentft.algorithms.loss_weights import GradientNorms, LossWeights
@@ -98,8 +100,10 @@ class BuiltRun:
         return replace(self, model=model)
 
     def close(self) -> None:
-        """Close the trainer with its callbacks, and with them the sandbox. Idempotent."""
+        """Close the trainer with its callbacks, and with them the sandbox, and let go of it. Idempotent."""
         self.trainer.close()
+        atexit.unregister(Engine._close)  # Composer would keep the closed trainer until the process ends,
+        _get_fqns.cache_clear()  # and torch the model whose state a checkpoint holds
 
 
 def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -> BuiltRun:

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,10 @@ def test_missing_shard_is_an_error_not_a_short_epoch(shards: Path) -> None:
 
 
 def test_two_jobs_may_unpack_the_same_folder_at_once(shards: Path) -> None:
-    loaders, results = [_loader(shards), _loader(shards)], list[Any]()
-    threads = [threading.Thread(target=lambda x=x: results.append(_epochs(x, 1))) for x in loaders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results[0] == results[1] == _epochs(_loader(shards), 1)
+    loaders = [_loader(shards), _loader(shards)]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda loader: _epochs(loader, 1), loaders, timeout=60)
+    assert first == second == _epochs(_loader(shards), 1)
 
 
 @pytest.mark.parametrize(
