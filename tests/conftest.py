@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def in_repo(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run in the root of the checkout; gives its path."""
     monkeypatch.chdir(REPO)
     return REPO
+
+
+@pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """Skip where the embedded backend cannot run; under ``CI=true`` that is a failure."""
+    if shutil.which("bwrap") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("bubblewrap is not installed (CI=true needs it: make engine)")
+        pytest.skip("bubblewrap is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support_agent import sessions
+
+if TYPE_CHECKING:
+    from agentft.config.schema import RunConfig
 
 REPO = Path(__file__).resolve().parents[1]
 YAMLS = REPO / "yamls" / "agent"
@@ -32,26 +35,74 @@ SMALL += ["train.eval_interval=0ba", "train.threads=1", "train.precision=fp32", 
 START_S, RUN_S = 240.0, 240.0
 
 
-def make_shards(folder: Path) -> Path:
-    """Write shards of 32 tiny sessions, a quarter of them held out; return their folder."""
+def make_shards(folder: Path, *, count: int = 32, held_out: int = 8, config: RunConfig | None = None) -> Path:
+    """Write shards of tiny sessions and return their folder; without a held-out repository they are split by hash.
+
+    Args:
+        folder: Gets ``sessions.jsonl`` and ``shards``.
+        count: Sessions.
+        held_out: How many of them, the last ones, are another repository's.
+        config: Whose text and positions; that of tiny-glm if left out.
+    """
     from agentft.config.load import load
     from agentft.data.shards import write_shards
 
-    lines = [
-        session.model_copy(update={"repository": "held-out" if row >= 24 else "calc"}).model_dump_json()
-        for row, session in enumerate(sessions(32))
-    ]
-    (folder / "sessions.jsonl").write_text("\n".join(lines) + "\n")
-    config = load(YAMLS / "tiny-glm.yaml")
+    made = sessions(count)
+    if held_out:
+        names = ["calc"] * (count - held_out) + ["held-out"] * held_out
+        made = [session.model_copy(update={"repository": n}) for session, n in zip(made, names, strict=True)]
+    (folder / "sessions.jsonl").write_text("".join(session.model_dump_json() + "\n" for session in made))
+    config = config or load(YAMLS / "tiny-glm.yaml")
     write_shards(
         [folder / "sessions.jsonl"],
         folder / "shards",
         text=config.text,
         positions=config.model.feedback_positions,
         vocab_size=600,
-        holdout=["held-out"],
+        holdout=["held-out"] if held_out else [],
     )
     return folder / "shards"
+
+
+def free_port() -> int:
+    """Return a port of the loopback device that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def launcher(processes: int) -> list[str]:
+    """Return the words before a script that start it with Composer's launcher; one process needs none."""
+    if processes == 1:
+        return [sys.executable]
+    words = ["-m", "composer.cli.launcher", "-n", str(processes), "--master_port", str(free_port())]
+    return [sys.executable, *words]
+
+
+def launch(words: Sequence[str], *, processes: int = 1) -> subprocess.Popen[str]:
+    """Start ``train.py`` with these words, as a user does; what it prints is in ``stdout``."""
+    return subprocess.Popen(
+        [*launcher(processes), str(REPO / "train.py"), *words],
+        cwd=REPO,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def on_two_ranks(script: str, folder: Path) -> list[Any]:
+    """Run a script on two ranks, its argument being ``folder``; return what each has left in ``seen<rank>.json``."""
+    done = subprocess.run(
+        [*launcher(2), script, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @dataclass(frozen=True)
@@ -96,9 +147,7 @@ class RunServer:
 
     def start(self, words: Sequence[str], *, processes: int = 1) -> Started:
         """Start a run over ``processes`` ranks."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         pids, logs = [], []
         for rank in range(processes):
             self._count += 1

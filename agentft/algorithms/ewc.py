@@ -19,8 +19,8 @@ import torch
 from composer import Algorithm, Event, Logger, State
 from torch import Tensor, nn
 
-from agentft.algorithms.loss_weights import agent_of
 from agentft.errors import ModelError
+from agentft.models.agent_model import agent_of
 
 
 class ElasticWeightConsolidation(Algorithm):

@@ -25,12 +25,11 @@ import torch
 from composer import Algorithm, Event, Logger, State
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentft.algorithms.loss_weights import agent_of
 from agentft.config.algorithms import StochasticDepthConfig
 from agentft.errors import ModelError
-from agentft.models.backbone import hidden_states, touch
+from agentft.models.agent_model import agent_of
+from agentft.models.backbone import hidden_states, layers_of, touch
 from agentft.models.generate import evaluating
 
 
@@ -40,7 +39,7 @@ def decoder_layers(backbone: nn.Module) -> list[nn.Module]:
     Raises:
         ModelError: There are none that can be told from the rest of the model.
     """
-    layers: list[nn.Module] = [one for one in backbone.modules() if isinstance(one, GradientCheckpointingLayer)]
+    layers = layers_of(backbone)
     if not layers:
         raise ModelError(
             "the backbone has no decoder layers that can be told apart",

@@ -8,14 +8,12 @@ runs the list backwards after a batch.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from composer import Algorithm, Callback, Event, Logger, State
 from composer.utils import dist
 from torch.distributed.tensor import DTensor
 
-from agentft.models.agent_model import AgentModel, CompositeLoss
+from agentft.models.agent_model import CompositeLoss, agent_of
 from agentft.schedules import TrainTime
 
 
@@ -65,11 +63,6 @@ class GradientNorms(Algorithm):
         if norms:
             values = torch.stack(list(norms.values())).tolist()
             logger.log_metrics(dict(zip(norms, values, strict=True)))
-
-
-def agent_of(state: State) -> AgentModel:
-    """Return the agent of a trainer's state, without its data-parallel wrapper."""
-    return cast(AgentModel, getattr(state.model, "module", state.model))
 
 
 def train_time(state: State) -> TrainTime:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from agentft.algorithms.layer_skip import decoder_layers
-from agentft.algorithms.loss_weights import agent_of
 from agentft.data.batch import num_tokens
+from agentft.models.agent_model import agent_of
 
 GIB = 1 << 30
 

@@ -30,7 +30,6 @@ not depend on how a batch is cut or shared out. The record is part of a checkpoi
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -43,7 +42,7 @@ from torch import Tensor
 from agentft.config.algorithms import RaspberryConfig
 from agentft.data.batch import Batch
 from agentft.feedback.callback import ExecutionFeedback
-from agentft.feedback.judged import Judged
+from agentft.feedback.judged import Judged, in_share
 
 
 class FailureRecord:
@@ -79,8 +78,7 @@ def drawn_anchors(batch: Batch, share: float, name: str) -> Tensor:
     """Return [Nt] float32, 1 at the tool anchors that are drawn; a function of ``name``, session and place."""
 
     def drawn(row: int, column: int) -> bool:
-        text = f"{name}/{batch['session_id'][row]}/{column}".encode("utf-8", "surrogatepass")
-        return int.from_bytes(hashlib.sha256(text).digest()[:7], "big") < share * 2**56
+        return in_share(f"{name}/{batch['session_id'][row]}/{column}", share)
 
     return torch.tensor([float(drawn(row, column)) for row, column in batch["tool_at"].tolist()])
 

@@ -20,11 +20,10 @@ from typing import Any
 from composer import Callback, Logger, State
 from composer.utils import dist
 
-from agentft.algorithms.loss_weights import agent_of
 from agentft.config.algorithms import SamplesConfig
 from agentft.errors import DataError
 from agentft.etai import Session
-from agentft.models.agent_model import AgentModel
+from agentft.models.agent_model import AgentModel, agent_of
 from agentft.models.generate import evaluating, prompt_of, sample_turns
 from agentft.text.draft import Draft
 from agentft.text.parse import to_text

@@ -31,9 +31,9 @@ from composer import Callback, Logger, State
 from composer.callbacks import CheckpointSaver
 from composer.utils import dist
 
-from agentft.algorithms.loss_weights import agent_of
 from agentft.config.algorithms import SpikesConfig
 from agentft.errors import ModelError
+from agentft.models.agent_model import agent_of
 
 log = logging.getLogger(__name__)
 NORMAL, LEAST_SHARE = 1.4826, 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from agentft.config.checks import Problem, parse_time
+from agentft.config.checks import Problem, out_of_range, parse_time
 from agentft.config.schema import RunConfig
 
 
@@ -20,34 +20,27 @@ def check_algorithms(config: RunConfig) -> Iterator[Problem]:
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
     a = config.algorithms
     at_least_one = {
-        "raspberry.window": a.raspberry.window,
-        "length_warmup.start": a.length_warmup.start,
-        "early_stop.patience": a.early_stop.patience,
-        "spikes.window": a.spikes.window,
-        "spikes.most_skips": a.spikes.most_skips,
-        "samples.count": a.samples.count,
-        "samples.max_tokens": a.samples.max_tokens,
+        "algorithms.raspberry.window": a.raspberry.window,
+        "algorithms.length_warmup.start": a.length_warmup.start,
+        "algorithms.early_stop.patience": a.early_stop.patience,
+        "algorithms.spikes.window": a.spikes.window,
+        "algorithms.spikes.most_skips": a.spikes.most_skips,
+        "algorithms.samples.count": a.samples.count,
+        "algorithms.samples.max_tokens": a.samples.max_tokens,
     }
     not_negative = {
-        "raspberry.alpha": a.raspberry.alpha,
-        "early_stop.min_delta": a.early_stop.min_delta,
-        "monitors.speed": a.monitors.speed,
-        "monitors.activations": a.monitors.activations,
-        "samples.every": a.samples.every,
+        "algorithms.raspberry.alpha": a.raspberry.alpha,
+        "algorithms.early_stop.min_delta": a.early_stop.min_delta,
+        "algorithms.monitors.speed": a.monitors.speed,
+        "algorithms.monitors.activations": a.monitors.activations,
+        "algorithms.samples.every": a.samples.every,
     }
-    for values, least, expected in ((at_least_one, 1, "1 or more"), (not_negative, 0, "0 or more")):
-        for name, value in values.items():
-            if not least <= value < math.inf:
-                key = f"algorithms.{name}"
-                yield Problem(keys=(key,), what=f"{key} is out of range", got=value, expected=expected)
-    for name, share in (("raspberry.p", a.raspberry.p), ("stochastic_depth.p", a.stochastic_depth.p)):
-        if not 0 <= share <= 1 or (name == "stochastic_depth.p" and share == 1):
-            key = f"algorithms.{name}"
-            expected = "from 0 to 1" if name == "raspberry.p" else "from 0 to below 1"
-            yield Problem(keys=(key,), what=f"{key} is out of range", got=share, expected=expected)
-    if not 0 < a.spikes.factor < math.inf:
-        key = "algorithms.spikes.factor"
-        yield Problem(keys=(key,), what=f"{key} is out of range", got=a.spikes.factor, expected="more than 0")
+    yield from out_of_range(at_least_one, lambda v: 1 <= v < math.inf, "1 or more")
+    yield from out_of_range(not_negative, lambda v: 0 <= v < math.inf, "0 or more")
+    yield from out_of_range({"algorithms.raspberry.p": a.raspberry.p}, lambda v: 0 <= v <= 1, "from 0 to 1")
+    skipped = {"algorithms.stochastic_depth.p": a.stochastic_depth.p}
+    yield from out_of_range(skipped, lambda v: 0 <= v < 1, "from 0 to below 1")
+    yield from out_of_range({"algorithms.spikes.factor": a.spikes.factor}, lambda v: 0 < v < math.inf, "more than 0")
 
 
 def _check_curriculum(config: RunConfig) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agentft.config import checkpoints, distributed, forgetting, mixing, objectives
@@ -35,6 +35,13 @@ def parse_time(text: str) -> tuple[float, str] | None:
     if match is None or (match["unit"] != "dur" and "." in match["value"]):
         return None
     return float(match["value"]), match["unit"]
+
+
+def out_of_range(values: Mapping[str, float], holds: Callable[[float], bool], expected: str) -> Iterator[Problem]:
+    """Yield a problem for each key whose value does not hold."""
+    for key, value in values.items():
+        if not holds(value):
+            yield Problem(keys=(key,), what=f"{key} is out of range", got=value, expected=expected)
 
 
 def check(config: RunConfig, *, world_size: int = 1) -> Iterator[Problem]:
@@ -104,15 +111,10 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "data.context_noise": d.context_noise,
         "sandbox.cache.verify_share": s.cache.verify_share,
     }
-    for values, holds, expected in (
-        (at_least_one, lambda v: v >= 1, "1 or more"),
-        (not_negative, lambda v: 0 <= v < math.inf, "0 or more"),
-        (above_zero, lambda v: 0 < v < math.inf, "more than 0"),
-        (share, lambda v: 0 <= v <= 1, "between 0 and 1"),
-    ):
-        for key, value in values.items():
-            if not holds(value):
-                yield Problem(keys=(key,), what=f"{key} is out of range", got=value, expected=expected)
+    yield from out_of_range(at_least_one, lambda v: v >= 1, "1 or more")
+    yield from out_of_range(not_negative, lambda v: 0 <= v < math.inf, "0 or more")
+    yield from out_of_range(above_zero, lambda v: 0 < v < math.inf, "more than 0")
+    yield from out_of_range(share, lambda v: 0 <= v <= 1, "between 0 and 1")
     if not all(0 <= beta < 1 for beta in o.betas):
         yield Problem(keys=("optimizer.betas",), what="optimizer.betas is out of range", got=o.betas, expected="[0, 1)")
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agentft.data.corpus import Document, ReadReport, cut, dump_document, load_document, read_documents
-from agentft.data.grouping import GROUPS, Buckets, group_of
+from agentft.data.grouping import GROUPS, Buckets, group_of, val_or_train
 from agentft.data.lexing import prose_spans
 from agentft.data.marks import Marks
 from agentft.data.meta import INDEX_NAME, SPLITS, TOKENIZER_NAME, ShardMeta, SplitMeta
@@ -150,10 +150,7 @@ def _splitter(
     if holdout:
 
         def held_out(document: Document) -> Split:
-            if document.repository in holdout:
-                return "test"
-            digest = hashlib.sha256(f"val/{document.session_id}".encode("utf-8", "replace")).digest()
-            return "val" if int.from_bytes(digest[:8], "big") / 2**64 < val_share else "train"
+            return "test" if document.repository in holdout else val_or_train(document.session_id, val_share)
 
         return held_out, "holdout"
     if found.splits == set(SPLITS):

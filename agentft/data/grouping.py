@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from agentft import etai_io
 from agentft.data.conversations import RecordReader
@@ -20,6 +20,8 @@ from agentft.etai import Session, Split, split_of
 from agentft.text.chat import Conversation, Record
 
 GROUPS = 128
+HELD_BYTES = 32 << 20
+"""What ``Buckets`` keeps in memory before it writes."""
 
 
 def group_of(session_id: str) -> int:
@@ -38,7 +40,12 @@ def choose_split(session: Record, holdout: Sequence[str], val_share: float = 0.0
         return split_of(session.split_key())
     if session.repository is not None and {session.repository, _name(session.repository)} & set(holdout):
         return "test"
-    draw = int.from_bytes(hashlib.sha256(f"val/{session.session_id}".encode("utf-8", "replace")).digest()[:8], "big")
+    return val_or_train(session.session_id, val_share)
+
+
+def val_or_train(session_id: str, val_share: float) -> Split:
+    """Return the split of what is not held out: ``val`` for this share (0…1) of the ids, by a stable hash."""
+    draw = int.from_bytes(hashlib.sha256(f"val/{session_id}".encode("utf-8", "replace")).digest()[:8], "big")
     return "val" if draw / 2**64 < val_share else "train"
 
 
@@ -69,18 +76,28 @@ class Buckets(Generic[Item]):
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[Callable[[Split, Item], None]]:
-        """Give a function that puts one item away."""
-        with contextlib.ExitStack() as stack:
-            streams: dict[tuple[Split, int], IO[str]] = {}
+        """Give a function that puts one item away; all are on disk once the context is left."""
+        waiting: dict[tuple[Split, int], list[str]] = {}
+        held = 0
 
-            def put(split: Split, item: Item) -> None:
-                key = (split, group_of(item.session_id))
-                if key not in streams:
-                    streams[key] = stack.enter_context(self._path(*key).open("a", encoding="ascii"))
-                streams[key].write(self._dump(item) + "\n")
-                self.counts[key] += 1
+        def write() -> None:
+            for key, lines in waiting.items():  # one file open at a time, however many there are
+                with self._path(*key).open("a", encoding="ascii") as stream:
+                    stream.writelines(lines)
+            waiting.clear()
 
-            yield put
+        def put(split: Split, item: Item) -> None:
+            nonlocal held
+            key, line = (split, group_of(item.session_id)), self._dump(item) + "\n"
+            waiting.setdefault(key, []).append(line)
+            self.counts[key] += 1
+            held += len(line)
+            if held >= HELD_BYTES:
+                write()
+                held = 0
+
+        yield put
+        write()
 
     def splits(self) -> set[Split]:
         """Return the splits that hold at least one item."""

@@ -56,7 +56,7 @@ from agentft.feedback.sampling import (
     without_intents,
 )
 from agentft.feedback.trace import Source, TraceWriter
-from agentft.models.agent_model import AgentModel
+from agentft.models.agent_model import AgentModel, agent_of
 from agentft.sandbox.base import Executor
 from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.render import Renderer
@@ -129,7 +129,7 @@ class ExecutionFeedback(Callback):
         if advice is not None:
             log.warning(advice)
         if self.config.policy.every and number % self.config.policy.every == 0:
-            batch, sampled = self._policy_round(_agent(state), number, batch)
+            batch, sampled = self._policy_round(agent_of(state), number, batch)
             judged += sampled
         sums = _sum_over_ranks(
             state, *credit_totals(judged, "recorded"), *credit_totals(judged, "policy"), *self.executions.lost()
@@ -147,7 +147,7 @@ class ExecutionFeedback(Callback):
         recorded = [call for call in self._judged if call.source == "recorded"]
         if not recorded:
             return
-        model = _agent(state)
+        model = agent_of(state)
         said = model.predictions(cast(dict[str, torch.Tensor], state.outputs))
         predictions = read_predictions(state.batch, said, tools=model.tools, intents=model.intents)
         for call in recorded:
@@ -160,7 +160,7 @@ class ExecutionFeedback(Callback):
         self._judged, self.probed = [], []
         self._collect_probes(logger, before=done - self.config.recorded.prefetch_batches)
         if self.config.probe.every and done % self.config.probe.every == 0:
-            self._start_probe(_agent(state), done)
+            self._start_probe(agent_of(state), done)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """End the run, with a checkpoint, when more executions were lost than the limit allows."""
@@ -183,7 +183,7 @@ class ExecutionFeedback(Callback):
         """Probe the finished model unless that has just happened, and collect what is still out."""
         done = state.timestamp.batch.value
         if self.config.probe.every and done % self.config.probe.every:
-            self._start_probe(_agent(state), done)
+            self._start_probe(agent_of(state), done)
         self._collect_probes(logger)
 
     def close(self, state: State | None = None, logger: Logger | None = None) -> None:
@@ -356,13 +356,6 @@ class ExecutionFeedback(Callback):
         if rewards:
             metrics["feedback/reward_mean"] = sum(rewards) / len(rewards)
         logger.log_metrics(metrics)
-
-
-def _agent(state: State) -> AgentModel:
-    """Return the agent inside whatever data parallelism has wrapped around it."""
-    model = getattr(state.model, "module", state.model)
-    assert isinstance(model, AgentModel)
-    return model
 
 
 def _sum_over_ranks(state: State, *values: float) -> list[float]:

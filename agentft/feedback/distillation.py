@@ -40,7 +40,7 @@ from agentft.data.batch import Batch, bare_sample, collate
 from agentft.etai import ExecutionResult
 from agentft.feedback.judged import Judged
 from agentft.feedback.reward import standing
-from agentft.models.agent_model import AgentModel
+from agentft.models.agent_model import agent_of
 from agentft.models.generate import evaluating
 from agentft.text.handles import Handles
 from agentft.text.render import Renderer
@@ -89,8 +89,7 @@ class FeedbackDistillation(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Find the failed calls of the batch and let the teacher read them (a collective call)."""
-        model = getattr(state.model, "module", state.model)
-        assert isinstance(model, AgentModel)
+        model = agent_of(state)
         if not model.loss_weights.get("distill"):
             return
         started, batch = time.monotonic(), state.batch

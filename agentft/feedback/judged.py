@@ -66,11 +66,9 @@ def session_of(record: str | Mapping[str, Any]) -> Session:
     return Session.model_validate(json.loads(record) if isinstance(record, str) else record)
 
 
-def in_share(session_id: str, share: float) -> bool:
-    """Decide by a stable hash whether a session is among the executed ``share`` (0…1) of all sessions."""
-    return (
-        int.from_bytes(hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).digest()[:7], "big") < share * 2**56
-    )
+def in_share(name: str, share: float) -> bool:
+    """Decide by a stable hash whether ``name``, such as the id of a session, is in a ``share`` (0…1) of all names."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:7], "big") < share * 2**56
 
 
 def request_key(source: Source, batch: int, session_id: str, step: int) -> str:

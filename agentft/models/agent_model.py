@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from composer.core import State
 from composer.models import ComposerModel
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -20,7 +21,7 @@ from agentft import losses, schedules
 from agentft.config.schema import LossConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from agentft.etai import INTENTS
 from agentft.losses import COMPONENTS, EXTRA_COMPONENTS, NO_TARGET
-from agentft.models.backbone import build_backbone, hidden_states
+from agentft.models.backbone import build_backbone, hidden_states, logit_cap, vocabulary_logits
 from agentft.models.extra_losses import extra_sums
 from agentft.models.heads import HEADS, AgentHeads
 from agentft.models.vocab_head import VocabTargets, vocabulary_terms
@@ -119,12 +120,7 @@ class AgentModel(ComposerModel):
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """Return next-token logits [..., V] of final hidden states [..., H]."""
-        logits = self.backbone.get_output_embeddings()(hidden)
-        cap = self._logit_cap()
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    def _logit_cap(self) -> float | None:
-        return getattr(self.backbone.config.get_text_config(), "final_logit_softcapping", None)
+        return vocabulary_logits(self.backbone, hidden)
 
     def _in_chunks(self, rows: Tensor, next_at: Tensor, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the sums of both components that need logits, and their weighted total, which has the gradient."""
@@ -145,7 +141,7 @@ class AgentModel(ComposerModel):
                 self.loss_weights["code"] / denominators["code"],
                 self.loss_weights["policy"] / denominators["policy"],
             ),
-            cap=self._logit_cap(),
+            cap=logit_cap(self.backbone),
             chunk_tokens=self.vocab_chunk_tokens,
         )
         return {"code_sum": found.code, "policy_sum": found.policy, "vocab_total": found.total}
@@ -216,7 +212,14 @@ class AgentModel(ComposerModel):
         assert isinstance(metric, ComponentMean)
         sums = outputs.setdefault("component_sums", None) or self.component_sums(outputs, batch)
         outputs["component_sums"] = sums
-        metric.update(sums[metric.component], losses.target_counts(batch)[metric.component])
+        metric.update(sums[metric.component], losses.batch_counts(batch)[metric.component])
+
+
+def agent_of(state: State) -> AgentModel:
+    """Return the agent of a trainer's state, inside whatever data parallelism has wrapped around it."""
+    model = getattr(state.model, "module", state.model)
+    assert isinstance(model, AgentModel)
+    return model
 
 
 class ComponentMean(Metric):

@@ -126,7 +126,7 @@ def flash_by_segment(
     """As ``sdpa_by_segment``, in one kernel for all segments; half precision on a GPU only."""
     if segment_lengths is None:
         options = kwargs | {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return sdpa_by_segment(module, query, key, value, attention_mask, **options)
     from flash_attn import flash_attn_varlen_func
 
     width = value.shape[-1]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GlmConfig, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentft.config.schema import ModelConfig
 from agentft.errors import ModelError
@@ -153,6 +154,26 @@ def decoder_of(backbone: PreTrainedModel) -> nn.Module:
     """Return what makes hidden states of ids (Gemma 3 does not name it as its base)."""
     base = backbone.base_model
     return backbone.get_decoder() if base is backbone else base
+
+
+def vocabulary_logits(backbone: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return next-token logits [..., V] of final hidden states [..., H]."""
+    return soft_capped(backbone.get_output_embeddings()(hidden), logit_cap(backbone))
+
+
+def logit_cap(backbone: PreTrainedModel) -> float | None:
+    """Return what bounds the logits of a backbone (Gemma), None where nothing does."""
+    return getattr(backbone.config.get_text_config(), "final_logit_softcapping", None)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Return cap·tanh(logits / cap); without a cap the logits."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def layers_of(backbone: nn.Module) -> list[nn.Module]:
+    """Return the decoder layers in order; none where they cannot be told from the rest of the model."""
+    return [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def layer_masks(backbone: PreTrainedModel, mask: Tensor) -> Tensor | dict[str, Tensor]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from agentft import losses
+from agentft.models.vocab_head import checkpointed_sum
 
 CHUNK_TOKENS = 256
 
@@ -38,11 +38,22 @@ def extra_sums(head: Head, hidden: Tensor, batch: Mapping[str, Any], temperature
     if "lm_weight" in batch:
         before = batch["lm_weight"][:, 1:].nonzero()  # [N, 2]; column c predicts the token at c + 1
         at = (before[:, 0], before[:, 1] + 1)
-        found["lm"] = _chunked(head, _code, _before(hidden, at), batch["input_ids"][at], batch["lm_weight"][at])
+        states, labels, weights = _before(hidden, at), batch["input_ids"][at], batch["lm_weight"][at]
+
+        def lm(part: slice) -> Tensor:
+            return losses.code_sum(head(states[part]), labels[part], weights[part])
+
+        found["lm"] = checkpointed_sum(lm, len(states), CHUNK_TOKENS)
     if "distill_at" in batch:
-        at = batch["distill_at"].unbind(1)
-        temperatures = torch.full((len(at[0]),), temperature, device=hidden.device)
-        found["distill"] = _chunked(head, _distill, _before(hidden, at), batch["distill_hidden"], temperatures)
+        student, teacher = _before(hidden, batch["distill_at"].unbind(1)), batch["distill_hidden"]
+        temperatures = torch.full((len(student),), temperature, device=hidden.device)
+
+        def distill(part: slice) -> Tensor:
+            with torch.no_grad():
+                taught = head(teacher[part])
+            return losses.distill_sum(head(student[part]), taught, temperatures[part])
+
+        found["distill"] = checkpointed_sum(distill, len(student), CHUNK_TOKENS)
     return found
 
 
@@ -50,22 +61,3 @@ def _before(hidden: Tensor, at: tuple[Tensor, ...]) -> Tensor:
     """Return the hidden states [N, H] that predict the tokens at (row, column)."""
     rows, columns = at
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows * hidden.shape[1] + columns - 1)
-
-
-def _code(head: Head, hidden: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    return losses.code_sum(head(hidden), labels, weights)
-
-
-def _distill(head: Head, student: Tensor, teacher: Tensor, temperatures: Tensor) -> Tensor:
-    with torch.no_grad():
-        taught = head(teacher)
-    return losses.distill_sum(head(student), taught, temperatures)
-
-
-def _chunked(head: Head, term: Callable[..., Tensor], hidden: Tensor, *beside: Tensor) -> Tensor:
-    """Return the sum of ``term`` over chunks of positions; with none of them the head is still touched."""
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for start in range(0, max(len(hidden), 1), CHUNK_TOKENS):
-        part = (hidden[start : start + CHUNK_TOKENS], *(values[start : start + CHUNK_TOKENS] for values in beside))
-        total = total + checkpoint(term, head, *part, use_reentrant=False, preserve_rng_state=False)
-    return total

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentft.errors import ModelError
-from agentft.models.backbone import hidden_states
+from agentft.models.backbone import hidden_states, vocabulary_logits
 
 Kind = Literal["true", "empirical"]
 FORMAT = "agentft-fisher/1"
@@ -102,9 +102,7 @@ def _log_likelihood(backbone: PreTrainedModel, row: FisherRow, generator: torch.
     device = backbone.device
     hidden = hidden_states(backbone, row.input_ids[None].to(device), row.position_ids[None].to(device))[0]
     at = row.targets[1:].nonzero()[:, 0]
-    logits = backbone.get_output_embeddings()(hidden[at.to(device)]).float()
-    cap = getattr(backbone.config.get_text_config(), "final_logit_softcapping", None)
-    log_chances = torch.log_softmax(logits if cap is None else torch.tanh(logits / cap) * cap, dim=-1)
+    log_chances = torch.log_softmax(vocabulary_logits(backbone, hidden[at.to(device)]).float(), dim=-1)
     if generator is None:
         targets = row.input_ids[at + 1]
     else:

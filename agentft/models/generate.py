@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from agentft.models.backbone import decoder_of, layer_masks
+from agentft.models.backbone import decoder_of, layer_masks, vocabulary_logits
 from agentft.text.rendered import Rendered
 
 Processor = Callable[[Tensor, Tensor], Tensor]
@@ -149,8 +149,7 @@ class _Rows:
 
     def __init__(self, backbone: PreTrainedModel, prompts: Sequence[Prompt], use_cache: bool) -> None:
         self._backbone = backbone
-        self._decoder, self._head = decoder_of(backbone), backbone.get_output_embeddings()
-        self._cap = getattr(backbone.config.get_text_config(), "final_logit_softcapping", None)
+        self._decoder = decoder_of(backbone)
         self._device = backbone.device
         longest = max(len(prompt.input_ids) for prompt in prompts)
         shape = (len(prompts), longest)
@@ -177,8 +176,7 @@ class _Rows:
         )
         if self._cache is not None:
             self._read = self.ids.shape[1]
-        logits: Tensor = self._head(output.last_hidden_state[:, -1:])[:, -1]
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        return vocabulary_logits(self._backbone, output.last_hidden_state[:, -1:])[:, -1]
 
     def append(self, tokens: Tensor, running: Tensor) -> None:
         """Add one token [B] per row; in rows that have ended it stays invisible."""

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from agentft import losses
 from agentft.errors import ModelError
 from agentft.losses import LET_GO, NO_TARGET
+from agentft.models.backbone import soft_capped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,7 @@ def vocabulary_terms(
         return vocab_terms(hidden, head.weight, head.bias, targets, scales=scales, cap=cap, chunk_tokens=chunk_tokens)
 
     def logits_of(chunk: Tensor) -> Tensor:
-        logits: Tensor = head(chunk)
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return soft_capped(head(chunk), cap)
 
     return checkpointed_terms(logits_of, hidden, targets, scales=scales, chunk_tokens=chunk_tokens)
 
@@ -142,17 +142,24 @@ def checkpointed_terms(
 ) -> VocabTerms:
     """Return the same sums for any head ``logits_of`` ([n, H] → [n, V]); its chunks are computed again in backward."""
 
-    def sums(chunk: Tensor, at: slice) -> Tensor:
-        part, logits = targets.pick(at), logits_of(chunk)
+    def sums(at: slice) -> Tensor:
+        part, logits = targets.pick(at), logits_of(hidden[at])
         code = losses.code_sum(logits, part.labels, part.weights * (part.labels != NO_TARGET))
         return torch.stack((code, losses.policy_sum(logits, part.tokens, part.advantages, part.entropy_bonus)))
 
-    found = hidden.new_zeros(2, dtype=torch.float32)
-    for at in list(_chunks(0, len(hidden), chunk_tokens)) or [slice(0, 0)]:  # touch the head where nothing is trained
-        found = found + checkpoint(sums, hidden[at], at, use_reentrant=False)
+    found = checkpointed_sum(sums, len(hidden), chunk_tokens)
     total = (found * found.new_tensor(scales)).sum()
     code, policy = found.detach().unbind()
     return VocabTerms(total=total, code=code, policy=policy)
+
+
+def checkpointed_sum(term: Callable[[slice], Tensor], count: int, chunk_tokens: int) -> Tensor:
+    """Return Σ term(chunk) over chunks of ``count`` positions; nothing of a chunk is kept, backward computes it again.
+
+    Without positions ``term`` still runs once, on none, so that the head is touched (data parallelism waits for it).
+    """
+    chunks = list(_chunks(0, count, chunk_tokens)) or [slice(0, 0)]
+    return torch.stack([checkpoint(term, at, use_reentrant=False) for at in chunks]).sum(0)
 
 
 class _VocabTerms(torch.autograd.Function):

@@ -100,10 +100,8 @@ class StepMemory:
 def step_memory(shape: ModelShape, setup: Setup) -> StepMemory:
     """Return what one rank holds."""
     heads = head_parameters(shape.config.hidden_size)
-    trained = shape.parameters + heads
-    if setup.lora_rank:
-        trained = heads + lora_parameters(shape, setup.lora_rank)
-    frozen = shape.parameters + heads - trained if not setup.lora_rank else shape.parameters
+    frozen = shape.parameters if setup.lora_rank else 0
+    trained = heads + (lora_parameters(shape, setup.lora_rank) if setup.lora_rank else shape.parameters)
     share = setup.ranks if setup.sharded else 1
     per_token, layer = activation_bytes(shape, setup)
     width = shape.config.vocab_size

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from agentft.config.schema import ModelConfig
 from agentft.errors import ModelError
 from agentft.models import kimi
-from agentft.models.backbone import preset_config
+from agentft.models.backbone import layers_of, preset_config
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     # The config.json of each repository on the Hugging Face hub, as published; only what sizes depend on.
@@ -112,9 +112,9 @@ def model_shape(model: ModelConfig, *, vocab_size: int | None) -> ModelShape:
     per_layer = _count(two) - _count(one)
     more = config.num_hidden_layers - short
     embedding = config.vocab_size * config.hidden_size
-    last = _layers(one)[-1]
+    last = layers_of(one)[-1]
     linears: dict[str, tuple[int, int, int]] = {}
-    for at, layer in enumerate(_layers(one)):
+    for at, layer in enumerate(layers_of(one)):
         times = 1 + more if at == short - 1 else 1
         for name, module in layer.named_modules():
             if isinstance(module, torch.nn.Linear) and ".experts." not in f".{name}.":
@@ -128,7 +128,7 @@ def model_shape(model: ModelConfig, *, vocab_size: int | None) -> ModelShape:
         parameters=_count(one) + more * per_layer,
         embedding=embedding,
         tied=one.get_output_embeddings().weight is one.get_input_embeddings().weight,
-        layer=max(sum(p.numel() for p in layer.parameters()) for layer in _layers(one)),
+        layer=max(sum(p.numel() for p in layer.parameters()) for layer in layers_of(one)),
         largest=max(p.numel() for p in one.parameters()),
         linears=linears,
         norms=sum(
@@ -168,10 +168,6 @@ def _on_meta(config: PretrainedConfig, layers: int) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(short)
     model.tie_weights()
     return model
-
-
-def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    return list(model.base_model.get_submodule("layers").children())
 
 
 def _count(model: torch.nn.Module) -> int:

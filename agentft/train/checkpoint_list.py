@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agentft.config.checkpoints import CheckpointsConfig
-from agentft.data.storage import Digest, LocalStore, Store
+from agentft.data.storage import Digest, LocalStore, Store, open_store
 from agentft.errors import CheckpointError
 
 LIST_NAME = "checkpoints.json"
@@ -81,6 +81,23 @@ def to_keep(kept: Sequence[Kept], config: CheckpointsConfig) -> set[str]:
     return {entry.file for entry in (*newest, *measured[: config.keep_best])}
 
 
+def run_store(address: str, run_name: str) -> Store:
+    """Return the store of a run below ``address``, after checking that it answers.
+
+    Raises:
+        StorageError: It cannot be reached or refuses.
+    """
+    store = open_store(f"{address.rstrip('/')}/{run_name}")
+    store.check()
+    return store
+
+
+def listed(store: Store) -> list[Kept]:
+    """Return the checkpoints that the store's own list names."""
+    raw = store.read(f"checkpoints/{LIST_NAME}")
+    return parse_list(raw, f"{store.uri}/checkpoints/{LIST_NAME}") if raw is not None else []
+
+
 def upload(store: Store, run_folder: Path, entry: Kept, records: Mapping[str, bytes]) -> str:
     """Copy a checkpoint, then records, then the list of what is there, which is last; return the copy's address."""
     key = f"checkpoints/{entry.file}"
@@ -89,9 +106,7 @@ def upload(store: Store, run_folder: Path, entry: Kept, records: Mapping[str, by
     side = {**records, **({"config.yaml": config.read_bytes()} if config.is_file() else {})}
     for name, data in side.items():
         store.put(name, data, Digest.of_bytes(data))
-    raw = store.read(f"checkpoints/{LIST_NAME}")
-    there = parse_list(raw, f"{store.uri}/checkpoints/{LIST_NAME}") if raw is not None else []
     done = replace(entry, uploaded=f"{store.uri}/{key}")
-    listed = list_bytes(sorted([*(e for e in there if e.file != entry.file), done], key=lambda e: e.batch))
-    store.put(f"checkpoints/{LIST_NAME}", listed, Digest.of_bytes(listed))
+    names = list_bytes(sorted([*(e for e in listed(store) if e.file != entry.file), done], key=lambda e: e.batch))
+    store.put(f"checkpoints/{LIST_NAME}", names, Digest.of_bytes(names))
     return f"{store.uri}/{key}"

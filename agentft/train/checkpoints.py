@@ -24,10 +24,9 @@ from composer.utils import dist, reproducibility
 from torch import nn
 
 from agentft.config.checkpoints import CheckpointsConfig
-from agentft.data.storage import open_store
 from agentft.errors import AgentFTError
 from agentft.train.checkpoint_file import strip_optimizer, write_checkpoint
-from agentft.train.checkpoint_list import Kept, file_name, read_list, to_keep, upload, write_list
+from agentft.train.checkpoint_list import Kept, file_name, read_list, run_store, to_keep, upload, write_list
 from agentft.train.resume import record_sizes
 
 log = logging.getLogger(__name__)
@@ -176,8 +175,7 @@ class Uploads:
 
     def __init__(self, run_folder: Path, address: str) -> None:
         self._run_folder = run_folder
-        self.store = open_store(f"{address.rstrip('/')}/{run_folder.name}")
-        self.store.check()
+        self.store = run_store(address, run_folder.name)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-upload")
         self._running: dict[str, Future[str]] = {}
         self._failed: set[str] = set()

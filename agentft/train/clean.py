@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from agentft.config.load import load
-from agentft.data.storage import Store, file_sha256, open_store
+from agentft.data.storage import Store, file_sha256
 from agentft.errors import EXIT_OK, CheckpointError, ConfigError, DataError
-from agentft.train.checkpoint_list import LIST_NAME, Kept, batch_of, parse_list, read_list, upload, write_list
+from agentft.train.checkpoint_list import Kept, batch_of, listed, read_list, run_store, upload, write_list
 from agentft.train.resume import LOCK_NAME, alone
 
 NOT_UPLOADED = ("cache", "tensorboard", "checkpoints", LOCK_NAME)
@@ -51,12 +51,14 @@ def clean(run: Path, *, upload_to: str | None, everything: bool, yes: bool) -> d
     store = _store(run, upload_to)
     kept = _checkpoints(run)
     if upload_to is not None:
-        kept = [replace(e, uploaded=upload(store, run, e, {})) if not _is_safe(store, e) else e for e in kept]
+        safe = _safe(store, kept)
+        kept = [e if e.file in safe else replace(e, uploaded=upload(store, run, e, {})) for e in kept]
         if kept:
             write_list(run / "checkpoints", kept)
         for key, path in _files(run) if everything else ():
             store.put_file(key, path, file_sha256(path))
-    missing = [f"checkpoints/{entry.file}" for entry in kept if not _is_safe(store, entry)]
+    safe = _safe(store, kept)
+    missing = [f"checkpoints/{entry.file}" for entry in kept if entry.file not in safe]
     missing += [key for key, path in (_files(run) if everything else ()) if not _holds(store, key, path)]
     if missing:
         raise CheckpointError(
@@ -97,21 +99,18 @@ def _store(run: Path, upload_to: str | None) -> Store:
             expected="train.checkpoints.upload, or --upload",
             hint=f"agentft clean {run} --upload s3://BUCKET/PREFIX --yes",
         )
-    store = open_store(f"{address.rstrip('/')}/{run.resolve().name}")
-    store.check()
-    return store
+    return run_store(address, run.resolve().name)
 
 
 def _address(run: Path) -> str | None:
     return load(run / "config.yaml").train.checkpoints.upload
 
 
-def _is_safe(store: Store, entry: Kept) -> bool:
-    """Whether the store lists the checkpoint and holds it, as it was when it was uploaded (before it was stripped)."""
-    raw = store.read(f"checkpoints/{LIST_NAME}")
-    there = parse_list(raw, f"{store.uri}/checkpoints/{LIST_NAME}") if raw is not None else []
-    copy = next((other for other in there if other.file == entry.file), None)
-    return copy is not None and store.holds_file(f"checkpoints/{copy.file}", copy.size_bytes, copy.sha256)
+def _safe(store: Store, kept: list[Kept]) -> set[str]:
+    """Return those that the store lists and holds, as they were when they were uploaded (before they were stripped)."""
+    names = {entry.file for entry in kept}
+    copies = [copy for copy in listed(store) if copy.file in names]
+    return {c.file for c in copies if store.holds_file(f"checkpoints/{c.file}", c.size_bytes, c.sha256)}
 
 
 def _files(run: Path) -> list[tuple[str, Path]]:

@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 
 from agentft.config.load import load
 from agentft.config.schema import RunConfig
-from agentft.data.storage import open_store
+from agentft.data.storage import Store
 from agentft.errors import CheckpointError, ConfigError
-from agentft.train.checkpoint_list import LIST_NAME, Kept, parse_list, read_list, write_list
+from agentft.train.checkpoint_list import Kept, listed, read_list, run_store, write_list
 
 LOCK_NAME = "run.lock"
 RECORDS = ("losses.jsonl", "metrics.jsonl", "train.log", "samples.txt", "samples.jsonl")
@@ -159,9 +159,7 @@ def _newest(config: RunConfig, folder: Path) -> Kept | None:
     """Return the newest checkpoint that can be gone on from, of the folder or else of the store."""
     kept = read_list(folder / "checkpoints")
     if not kept and config.train.checkpoints.upload:
-        store = _store(config)
-        raw = store.read(f"checkpoints/{LIST_NAME}")
-        kept = parse_list(raw, f"{store.uri}/checkpoints/{LIST_NAME}") if raw is not None else []
+        kept = listed(_store(config))
     whole = [entry for entry in kept if entry.optimizer]
     return whole[-1] if whole else None
 
@@ -183,10 +181,8 @@ def _fetch(config: RunConfig, folder: Path, entry: Kept) -> None:
             (folder / name).write_bytes(data)
 
 
-def _store(config: RunConfig) -> Any:
-    store = open_store(f"{str(config.train.checkpoints.upload).rstrip('/')}/{config.run_name}")
-    store.check()
-    return store
+def _store(config: RunConfig) -> Store:
+    return run_store(str(config.train.checkpoints.upload), config.run_name)
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str) -> Iterator[str]:

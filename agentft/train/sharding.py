@@ -19,10 +19,10 @@ from composer.utils.parallelism import FSDP2Config
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentft.config.distributed import FsdpConfig
 from agentft.models.agent_model import AgentModel
+from agentft.models.backbone import layers_of
 
 
 def share_out(model: AgentModel, config: FsdpConfig, *, on_gpu: bool, precision: Precision) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def share_out(model: AgentModel, config: FsdpConfig, *, on_gpu: bool, precision:
     if on_gpu and precision == Precision.AMP_BF16:
         # inputs stay as they are: cursor targets are pixels, and bfloat16 has three digits
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    for layer in [module for module in model.backbone.modules() if isinstance(module, GradientCheckpointingLayer)]:
+    for layer in layers_of(model.backbone):
         fully_shard(layer, **options)
     fully_shard(model, **options)
     if not on_gpu:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from support_agent import make_model, make_renderer, sessions
+from support_runs import make_shards
 
 from agentft.config.load import load
-from agentft.data.shards import write_shards
 from agentft.train.build_extras import build_extras
 from agentft.train.run import main
 
@@ -39,26 +38,9 @@ EVERYTHING = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("bwrap") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("bubblewrap is not installed (CI=true needs it: make engine)")
-        pytest.skip("bubblewrap is not installed")
+def folder(tmp_path_factory: pytest.TempPathFactory, bubblewrap: None) -> Path:
     where = tmp_path_factory.mktemp("runs")
-    lines = [
-        session.model_copy(update={"repository": "held-out" if row >= 16 else "calc"}).model_dump_json()
-        for row, session in enumerate(sessions(20))
-    ]
-    (where / "sessions.jsonl").write_text("\n".join(lines) + "\n")
-    config = load(YAML)
-    write_shards(
-        [where / "sessions.jsonl"],
-        where / "shards",
-        text=config.text,
-        positions=config.model.feedback_positions,
-        vocab_size=600,
-        holdout=["held-out"],
-    )
+    make_shards(where, count=20, held_out=4)
     return where
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import two_ranks
 from support_agent import InProcessExecutor
+from support_runs import on_two_ranks
 
 from agentft.feedback.trace import read_traces
 
@@ -21,19 +17,7 @@ from agentft.feedback.trace import read_traces
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """What two ranks saw: one run with recorded calls, one with sampled calls too, and the replay of that."""
     folder = tmp_path_factory.mktemp("pair")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "composer.cli.launcher", "-n", "2", "--master_port", str(port)]
-    done = subprocess.run(
-        [*launcher, two_ranks.__file__, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return folder, [json.loads((folder / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    return folder, on_two_ranks(two_ranks.__file__, folder)
 
 
 @pytest.mark.slow

@@ -83,3 +83,14 @@ def make_agent(preset: str = "tiny-glm", seed: int = 1, **options: Any) -> Agent
 
 
 FAST = OptimizerConfig(backbone_lr=1e-3, intent_lr=1e-3, tool_lr=1e-3, reward_lr=1e-3, cursor_lr=1e-3)
+
+
+WITHOUT_AGENTFT = """
+import json, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("agentft", "composer", "streaming"):
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Absent())
+"""
+"""How a program for ``python -c`` begins in which agentft and what it stands on cannot be imported."""

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from agent_samples import VOCAB, make_agent, make_samples
-from composer import DataSpec, Trainer
-from composer.loggers import InMemoryLogger
 from composer.utils import dist
+from one_step import one_step
 
-from agentft.algorithms.loss_weights import GradientNorms, LossWeights
 from agentft.config.objectives import ObjectivesConfig
-from agentft.config.schema import LossConfig
-from agentft.data.batch import Batch, collate, num_samples, num_tokens, select_rows, split
+from agentft.data.batch import Batch, collate, select_rows, split
 from agentft.data.objectives import Objectives
-from agentft.models.agent_model import CompositeLoss
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import support_chats
@@ -63,41 +58,12 @@ def main(out: str) -> None:
     batches = {"agent": agent_batch(), "pretrain": pretrain_batch(), "sft": collate(support_chats.chat_rows(8))}
     mine = {stage: select_rows(whole, list(ROWS[ranks][rank])) for stage, whole in batches.items()}
     results = {
-        f"{stage}/{preset}/{microbatch}": step(mine[stage], preset, microbatch)
+        f"{stage}/{preset}/{microbatch}": one_step(make_agent(preset), mine[stage], split, microbatch)
         for (stage, preset), cuts in CUTS.items()
         for microbatch in cuts
     }
     if rank == 0:
         torch.save(results, out)
-
-
-def step(batch: Batch, preset: str, microbatch: int) -> dict[str, Any]:
-    """Take one step of plain gradient descent; return the new parameters and what was logged."""
-    model = make_agent(preset)
-    memory = InMemoryLogger()
-    trainer = Trainer(
-        model=model,
-        optimizers=torch.optim.SGD([{"name": "all", "params": list(model.parameters())}], lr=0.1),
-        train_dataloader=DataSpec(
-            dataloader=[batch],
-            split_batch=split,
-            get_num_samples_in_batch=num_samples,
-            get_num_tokens_in_batch=num_tokens,
-        ),
-        device="cpu",
-        device_train_microbatch_size=microbatch,
-        max_duration="1ba",
-        callbacks=[LossWeights(CompositeLoss(LossConfig()))],
-        algorithms=[GradientNorms()],
-        loggers=[memory],
-        progress_bar=False,
-        log_to_console=False,
-    )
-    trainer.fit()
-    wanted = ("loss/", "gradnorm/")
-    logged = {name: float(values[-1][1]) for name, values in memory.data.items() if name.startswith(wanted)}
-    trainer.close()
-    return {"state": model.state_dict(), "logged": logged}
 
 
 if __name__ == "__main__":

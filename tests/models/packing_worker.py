@@ -14,16 +14,12 @@ from typing import Any
 
 import torch
 from agent_samples import make_agent, make_samples
-from composer import DataSpec, Trainer
-from composer.loggers import InMemoryLogger
 from composer.utils import dist
+from one_step import one_step
 
-from agentft.algorithms.loss_weights import GradientNorms, LossWeights
 from agentft.algorithms.padding import PaddingShare
-from agentft.config.schema import LossConfig
-from agentft.data.batch import Batch, collate, num_samples, num_tokens, select_rows, split
+from agentft.data.batch import Batch, collate, select_rows, split
 from agentft.data.packing import Packing
-from agentft.models.agent_model import CompositeLoss
 
 ROWS = {1: [range(8)], 2: [range(6), range(6, 8)]}
 CASES: dict[int, dict[str, tuple[str, Packing, int]]] = {  # processes → name → preset, packing, tokens of a pass
@@ -50,34 +46,11 @@ def main(out: str) -> None:
 
 
 def step(batch: Batch, preset: str, packing: Packing, tokens: int) -> dict[str, Any]:
-    """Take one step of plain gradient descent; return the new parameters, what was logged, samples and passes."""
-    model = make_agent(preset)
+    """Take one step on packed (or padded) rows; return what ``one_step`` does, and the padding and the passes."""
+    model, padding = make_agent(preset), PaddingShare()
     model.unpadded = packing == "pack"
-    memory, padding = InMemoryLogger(), PaddingShare()
-    trainer = Trainer(
-        model=model,
-        optimizers=torch.optim.SGD([{"name": "all", "params": list(model.parameters())}], lr=0.1),
-        train_dataloader=DataSpec(
-            dataloader=[batch],
-            split_batch=partial(split, packing=packing, pack_tokens=tokens),
-            get_num_samples_in_batch=num_samples,
-            get_num_tokens_in_batch=num_tokens,
-        ),
-        device="cpu",
-        device_train_microbatch_size=8,
-        max_duration="1ba",
-        callbacks=[LossWeights(CompositeLoss(LossConfig())), padding],
-        algorithms=[GradientNorms()],
-        loggers=[memory],
-        progress_bar=False,
-        log_to_console=False,
-    )
-    trainer.fit()
-    wanted = ("loss/", "gradnorm/")
-    logged = {name: float(values[-1][1]) for name, values in memory.data.items() if name.startswith(wanted)}
-    samples = int(trainer.state.timestamp.sample.value)
-    trainer.close()
-    return {"state": model.state_dict(), "logged": logged, "samples": samples, **padding.summary()}
+    found = one_step(model, batch, partial(split, packing=packing, pack_tokens=tokens), 8, padding)
+    return {**found, **padding.summary()}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from agent_samples import FAST, VOCAB, make_samples
+from agent_samples import FAST, VOCAB, WITHOUT_AGENTFT, make_samples
 from test_backbone import architectures
 from tiny_checkpoints import KNOWN, agent_of, checkpoint
 
@@ -20,14 +20,9 @@ from agentft.models.export import export, save_model
 from agentft.models.generate import Prompt, sample_turns
 
 NAMES = [name for name in architectures() if name != "mistral"]
-READER = """
-import json, sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("agentft", "composer", "streaming"):
-            raise ImportError(f"{name} is not installed here")
-sys.meta_path.insert(0, Absent())
-import torch
+READER = (
+    WITHOUT_AGENTFT
+    + """import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 ids, found = torch.tensor(json.loads(sys.argv[1])), {}
@@ -38,6 +33,7 @@ for folder in sys.argv[3:]:
 assert not {"agentft", "composer", "streaming"} & set(sys.modules)
 save_file(found, sys.argv[2])
 """
+)
 
 
 def train(agent: AgentModel, steps: int = 2) -> list[float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from agent_samples import VOCAB, make_agent, make_samples
+from agent_samples import VOCAB, WITHOUT_AGENTFT, make_agent, make_samples
 
 from agentft.data.batch import collate
 from agentft.errors import ModelError
@@ -17,14 +17,9 @@ from agentft.models.backbone import hidden_states
 from agentft.models.export import export, load_model, save_model
 from agentft.text.vocab import save_tokenizer, train_tokenizer
 
-READER = """
-import json, sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("agentft", "composer", "streaming"):
-            raise ImportError(f"{name} is not installed here")
-sys.meta_path.insert(0, Absent())
-import torch
+READER = (
+    WITHOUT_AGENTFT
+    + """import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, ids, out = sys.argv[1], torch.tensor(json.loads(sys.argv[2])), sys.argv[3]
@@ -40,6 +35,7 @@ with torch.no_grad():
 json.dump({"class": type(plain).__name__, "said": said, "positions": place.tolist()}, open(out + ".json", "w"))
 save_file({"logits": logits}, out)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -62,12 +61,8 @@ def _batches(losses: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, bubblewrap: None) -> Iterator[Place]:
     """Shards, and a server of runs."""
-    if shutil.which("bwrap") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("bubblewrap is not installed (CI=true needs it: make engine)")
-        pytest.skip("bubblewrap is not installed")
     folder = tmp_path_factory.mktemp("resume")
     shards = make_shards(folder)
     with RunServer(folder) as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -81,14 +80,12 @@ def lines_of(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "losses.jsonl").read_text().splitlines()]
 
 
-def test_a_run_with_adapters_samples_resumes_evaluates_and_exports(base: Path, tmp_path: Path) -> None:
+def test_a_run_with_adapters_samples_resumes_evaluates_and_exports(
+    base: Path, tmp_path: Path, bubblewrap: None
+) -> None:
     from agentft.models.export import export, load_model
     from agentft.train.evaluate import evaluate_run
 
-    if shutil.which("bwrap") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("bubblewrap is not installed (CI=true needs it: make engine)")
-        pytest.skip("bubblewrap is not installed")
     local = "feedback.backend=local"
     assert main(words(base, tmp_path, local)) == 0
     run = tmp_path / "lora"

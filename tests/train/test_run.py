@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support_agent import sessions
+from support_runs import launch, make_shards
 
 from agentft.config.load import load
 from agentft.feedback.trace import read_traces
+from agentft.models.agent_model import AgentModel
 from agentft.report.traces import how
 from agentft.train.run import main
 
@@ -30,55 +29,17 @@ PROBE = ["feedback.probe.every=4", "feedback.probe.calls=2", "feedback.policy.ev
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from agentft.data.shards import write_shards
-
-    folder = tmp_path_factory.mktemp("run")
-    lines = [
-        session.model_copy(update={"repository": "held-out" if row >= 24 else "calc"}).model_dump_json()
-        for row, session in enumerate(sessions(32))
-    ]
-    (folder / "sessions.jsonl").write_text("\n".join(lines) + "\n")
-    config = load(YAML)
-    write_shards(
-        [folder / "sessions.jsonl"],
-        folder / "shards",
-        text=config.text,
-        positions=config.model.feedback_positions,
-        vocab_size=600,
-        holdout=["held-out"],
-    )
-    return folder / "shards"
+    return make_shards(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture
-def local() -> str:
+def local(bubblewrap: None) -> str:
     """Give the override of the embedded backend, where it can run."""
-    if shutil.which("bwrap") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("bubblewrap is not installed (CI=true needs it: make engine)")
-        pytest.skip("bubblewrap is not installed")
     return "feedback.backend=local"
 
 
 def _words(name: str, runs: Path, shards: Path, *more: str) -> list[str]:
     return [YAML, f"run_name={name}", f"runs_dir={runs}", f"data.shards={shards}", *SMALL, *more]
-
-
-def _launch(words: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = (
-        ["-m", "composer.cli.launcher", "-n", str(processes), "--master_port", str(port)] if processes > 1 else []
-    )
-    return subprocess.Popen(
-        [sys.executable, *launcher, str(REPO / "train.py"), *words],
-        cwd=REPO,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 @pytest.mark.s3
@@ -141,9 +102,26 @@ def test_one_seed_one_curve_and_a_replay_without_a_sandbox(tmp_path: Path, shard
     assert (tmp_path / "first" / "checkpoints" / "ba6.safetensors").is_file()
 
 
+def test_a_closed_run_keeps_nothing_of_the_process(tmp_path: Path, shards: Path, local: str) -> None:
+    """A sweep in one process, or a notebook: neither open files nor models pile up, run after run."""
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return sum(type(thing) is AgentModel for thing in gc.get_objects()), len(os.listdir("/proc/self/fd"))
+
+    def after(run: str) -> tuple[int, int]:
+        assert main(_words(run, tmp_path, shards, local, "train.duration=2ba", *PROBE)) == 0
+        return held()
+
+    models, _ = held()
+    first, second = after("a"), after("b")
+    assert first == second
+    assert first[0] == models
+
+
 def test_two_processes_share_a_batch_and_see_the_same_losses_as_one(tmp_path: Path, shards: Path, local: str) -> None:
     more = ["train.duration=2ba", "feedback.probe.every=0", "data.microbatch_size=4", local]
-    two = _launch(_words("two", tmp_path, shards, *more), processes=2)
+    two = launch(_words("two", tmp_path, shards, *more), processes=2)
     assert main(_words("one", tmp_path, shards, *more)) == 0
     output, _ = two.communicate(timeout=240)
     assert two.returncode == 0, output
@@ -163,7 +141,7 @@ def test_two_processes_share_a_batch_and_see_the_same_losses_as_one(tmp_path: Pa
 
 def test_one_cause_is_printed_when_two_processes_fail(tmp_path: Path, shards: Path) -> None:
     words = _words("bad", tmp_path, shards, "text.max_tokens=900", "feedback.backend=off", "train.duration=1ba")
-    process = _launch(words, processes=2)
+    process = launch(words, processes=2)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert output.count("text.max_tokens = 1024 in the shards") == 1, output
@@ -209,7 +187,7 @@ def test_a_run_is_never_overwritten_by_accident(
 def running(tmp_path: Path, shards: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     """Give a run with containers that is in the middle of training."""
     name = f"killed-{os.getpid()}"
-    process = _launch(_words(name, tmp_path, shards, "train.duration=500ep", "feedback.probe.every=0"))
+    process = launch(_words(name, tmp_path, shards, "train.duration=500ep", "feedback.probe.every=0"))
     try:
         _wait(lambda: (tmp_path / name / "losses.jsonl").exists() or process.poll() is not None, 120)
         assert process.poll() is None, process.stdout.read() if process.stdout else ""

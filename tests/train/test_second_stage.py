@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support_agent import sessions
+from support_runs import launch, make_shards
 
 from agentft.cli import main as agentft
 from agentft.config.load import load
-from agentft.data.shards import write_shards
 from agentft.losses import COMPONENTS
 from agentft.models.agent_model import CompositeLoss
 from agentft.schedules import TrainTime
@@ -35,15 +30,7 @@ SMALL += ["train.threads=1", "train.precision=fp32", "feedback.backend=off", "da
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards, a first stage trained on them, and the Fisher information of its weights."""
     folder = tmp_path_factory.mktemp("stages")
-    (folder / "sessions.jsonl").write_text("".join(s.model_dump_json() + "\n" for s in sessions(24)))
-    config = load(YAML)
-    write_shards(
-        [folder / "sessions.jsonl"],
-        folder / "shards",
-        text=config.text,
-        positions=config.model.feedback_positions,
-        vocab_size=600,
-    )
+    make_shards(folder, count=24, held_out=0)
     shutil.copytree(folder / "shards", folder / "earlier")
     assert main(words(folder, "first", "train.duration=1ba")) == 0
     fisher = ["fisher", f"{folder}/first", "--shards", f"{folder}/earlier", "--samples", "4"]
@@ -73,21 +60,6 @@ def second(folder: Path, name: str, *more: str) -> list[str]:
         "loss.distill.start=0.1",
         "feedback.distillation.max_calls=3",
         *more,
-    )
-
-
-def launch(command: list[str], processes: int) -> subprocess.Popen[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = ["-m", "composer.cli.launcher", "-n", str(processes), "--master_port", str(port)]
-    return subprocess.Popen(
-        [sys.executable, *(launcher if processes > 1 else []), str(REPO / "train.py"), *command],
-        cwd=REPO,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support_agent import sessions
 from support_chats import write_chats
-from support_runs import RunServer, wait_for
+from support_runs import RunServer, make_shards, wait_for
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentft.config.load import InvalidConfigError, load
@@ -103,17 +102,8 @@ def test_two_processes_see_the_losses_of_one(tmp_path: Path, shards: Path, serve
 
 def test_sessions_in_a_chat_template_train_the_heads_of_an_agent(tmp_path: Path) -> None:
     """Stage agent without feedback: the four heads read at their places in the chat template."""
-    lines = [session.model_dump_json() for session in sessions(24)]
-    (tmp_path / "sessions.jsonl").write_text("\n".join(lines) + "\n")
     more = ["stage=agent", "text.max_tokens=1024", "train.duration=2ba", "data.eval_split=train"]
-    config = load_run_config(YAML, more)
-    write_shards(
-        [tmp_path / "sessions.jsonl"],
-        tmp_path / "shards",
-        text=config.text,
-        positions=config.model.feedback_positions,
-        vocab_size=600,
-    )
+    make_shards(tmp_path, count=24, held_out=0, config=load_run_config(YAML, more))
     assert main(_words("agent", tmp_path, tmp_path / "shards", *more)) == 0
     losses = _lines(tmp_path / "agent" / "losses.jsonl")
     for name in ("code", "intent", "tool", "reward"):
