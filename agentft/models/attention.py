@@ -3,9 +3,10 @@
 ``install(backbone, "sdpa")`` gives the backbone an attention function that knows segments; ``segments(backbone, …)``
 returns what a forward pass over such a row takes, so that each session attends to itself only, whatever its positions:
 
-* ``sdpa``: PyTorch's kernel once a session, causal and without a mask, so that nothing is computed for pairs of tokens
-  in different sessions. Exact: a session's numbers do not depend on what else the row holds, bit for bit. (In a mixture
-  of experts they may, in the last bits: an expert multiplies the tokens of all sessions at once, however many come.)
+* ``sdpa``: a kernel once a session (PyTorch's own; on a CPU ``causal_blocks``), causal and without a mask, so that
+  nothing is computed for pairs of tokens in different sessions. Exact: a session's numbers do not depend on what else
+  the row holds, bit for bit. (In a mixture of experts they may, in the last bits: an expert multiplies the tokens of
+  all sessions at once, however many come.)
 * ``flash_attention_2``: one variable-length kernel for all sessions (package flash-attn, on a GPU).
 * ``eager``: a block-diagonal mask in float over the whole row.
 
@@ -27,6 +28,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.masking_utils import sdpa_mask
 
 from agentft.errors import ModelError
+from agentft.models import causal_blocks
 
 BY_SEGMENT = {"sdpa": "sdpa_by_segment", "flash_attention_2": "flash_by_segment"}
 """``model.attention`` → name of the attention function that knows segments."""
@@ -95,20 +97,23 @@ def sdpa_by_segment(
     if segment_lengths is None:
         options = kwargs | {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    fewer = query.shape[1] != key.shape[1]
-    if fewer and query.device.type == "cpu":  # twice as fast there as enable_gqa
-        groups = query.shape[1] // key.shape[1]
-        key, value, fewer = repeat_kv(key, groups), repeat_kv(value, groups), False
     parts = zip(*(states.split(list(segment_lengths), dim=2) for states in (query, key, value)), strict=True)
-    attended = []
-    for q, k, v in parts:
-        mask = _window_mask(q, sliding_window)
-        attended.append(
-            F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scaling, enable_gqa=fewer
-            )
-        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    attended = [_one_segment(q, k, v, dropout, scale, sliding_window) for q, k, v in parts]
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _one_segment(q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float, window: int | None) -> Tensor:
+    """Return the attention [1, heads, n, V] of one session to itself."""
+    mask, fewer, on_cpu = _window_mask(q, window), q.shape[1] != k.shape[1], q.device.type == "cpu"
+    if on_cpu and mask is None and not dropout and q.shape[2] <= causal_blocks.LONGEST:
+        return causal_blocks.causal_attention(q, k, v, scale)
+    if fewer and on_cpu:  # twice as fast there as enable_gqa
+        groups = q.shape[1] // k.shape[1]
+        k, v, fewer = repeat_kv(k, groups), repeat_kv(v, groups), False
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale, enable_gqa=fewer
+    )
 
 
 def flash_by_segment(

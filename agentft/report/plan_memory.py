@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from agentft.etai import INTENTS
+from agentft.models.causal_blocks import BLOCK, LONGEST
 from agentft.models.heads import AgentHeads
 from agentft.report.plan_models import ModelShape
 from agentft.tools import TOOL_INDEX
@@ -36,7 +37,7 @@ class Setup:
         reshard: FSDP: gathered weights are freed after a layer.
         amp: bfloat16 autocast.
         recompute: Activation checkpointing.
-        packed: Rows without padding, attention by segment (no mask).
+        packed: Rows without padding, attention by segment (no mask); on a CPU by blocks (``causal_blocks``).
         eager: Attention that keeps its scores.
         chunk: Trained positions whose logits exist at a time; 0 is all.
         lora_rank: 0 trains all weights.
@@ -193,8 +194,16 @@ def _attention(shape: ModelShape, setup: Setup) -> float:
     else:
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         kept = heads * 5 * size
-    scores = 2 * heads * setup.longest if setup.eager else 2 * heads
-    return kept + scores
+    return kept + heads * _scores(setup)
+
+
+def _scores(setup: Setup) -> float:
+    """Return the numbers a token and head that attention keeps of its scores."""
+    if setup.eager:
+        return 2 * setup.longest
+    if setup.packed and not setup.on_gpu and setup.longest <= LONGEST:
+        return (setup.longest + BLOCK) / 2  # probabilities, up to the end of a token's own block
+    return 2
 
 
 def _mask(setup: Setup) -> float:

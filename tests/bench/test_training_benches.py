@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
+SIDES = ("fused", "agentft")
 
 
 def bench(name: str, *options: str, to: Path) -> dict[str, Any]:
@@ -34,6 +35,18 @@ def test_all_vocabulary_heads_give_the_same_loss_and_gradient(tmp_path: Path) ->
     samples = report["samples"]
     ratio = statistics.median(samples["full logits/step_s"]) / statistics.median(samples["agentft/step_s"])
     assert gates["full logits / agentft, time"]["value"] == pytest.approx(ratio)
+
+
+def test_all_kinds_of_attention_give_the_same_output_and_gradients(tmp_path: Path) -> None:
+    report = bench("attention.py", "--lengths", "30", "200", "--steps", "2", to=tmp_path / "attention.json")
+    gates, samples = {gate["name"]: gate for gate in report["gates"]}, report["samples"]
+    assert len(samples) == 2 * 2 * 3
+    assert all(len(taken) == 2 for taken in samples.values())
+    for kind in ("float32", "bfloat16"):
+        assert gates[f"{kind}: farthest from float64"]["ok"]
+        spent = {side: sum(statistics.median(samples[f"{kind}/{n}/{side}"]) for n in (30, 200)) for side in SIDES}
+        ratio = spent["fused"] / spent["agentft"]
+        assert gates[f"{kind}: fused / agentft, time"]["value"] == pytest.approx(ratio)
 
 
 @pytest.mark.slow
