@@ -114,6 +114,12 @@ def cell_px(view: Tensor) -> Tensor:
     return torch.stack((view[:, 3] * view[:, 1], view[:, 2] * view[:, 1]), dim=-1)
 
 
+def tokens_at(batch: Mapping[str, Any], at: tuple[Tensor, ...]) -> Tensor:
+    """Return [N] int64, the tokens that stand at rows and columns ``at``: labels, as inputs there may be noisy."""
+    labels = batch["labels"][at]
+    return torch.where(labels == NO_TARGET, batch["input_ids"][at], labels)
+
+
 def trained_places(batch: Mapping[str, Any]) -> Tensor:
     """Return [N, 2] int64, row and column of every token that is imitated or that a reward is given for."""
     trained = (batch["labels"][:, 1:] != NO_TARGET) | (batch["policy_weight"][:, 1:] != 0)

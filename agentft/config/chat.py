@@ -40,7 +40,7 @@ def _template_problems(config: RunConfig) -> Iterator[dict[str, Any]]:
         got, hint = f"backend={config.feedback.backend}, template={template}", "set feedback.backend=off"
         yield {"keys": ("feedback.backend", "text.template"), "what": what, "got": got, "hint": hint}
     native = {
-        "data.context_noise": config.data.context_noise,
+        "data.input_noise": config.data.input_noise,
         "algorithms.samples.every": config.algorithms.samples.every,
     }
     for key, value in native.items():

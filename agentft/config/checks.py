@@ -108,7 +108,7 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         "optimizer.decay_per_epoch": o.decay_per_epoch,
         "feedback.recorded.share": f.recorded.share,
         "feedback.max_infra_share": f.max_infra_share,
-        "data.context_noise": d.context_noise,
+        "data.input_noise": d.input_noise,
         "sandbox.cache.verify_share": s.cache.verify_share,
     }
     yield from out_of_range(at_least_one, lambda v: v >= 1, "1 or more")
@@ -299,7 +299,7 @@ def _check_objectives(config: RunConfig) -> Iterator[Problem]:
         stage=config.stage,
         backend=config.feedback.backend,
         calibration_split=config.data.calibration_split,
-        context_noise=config.data.context_noise,
+        input_noise=config.data.input_noise,
     ):
         yield Problem(**parts)
 

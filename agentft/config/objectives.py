@@ -32,7 +32,7 @@ _NEEDS = {"spm_share": "fim", "mask_least": "masked", "mask_most": "masked", "co
 
 
 def problems(
-    config: ObjectivesConfig | None, *, stage: str, backend: str, calibration_split: str | None, context_noise: float
+    config: ObjectivesConfig | None, *, stage: str, backend: str, calibration_split: str | None, input_noise: float
 ) -> Iterator[dict[str, Any]]:
     """Yield the parts of a ``checks.Problem`` for every setting that is out of range or cannot take effect.
 
@@ -41,7 +41,7 @@ def problems(
         stage: ``stage``.
         backend: ``feedback.backend``.
         calibration_split: ``data.calibration_split``.
-        context_noise: ``data.context_noise``.
+        input_noise: ``data.input_noise``.
     """
     if stage != "pretrain":
         if config is not None:
@@ -55,9 +55,9 @@ def problems(
     if calibration_split is not None:
         what, hint = "a corpus has no outcomes to calibrate on", "set data.calibration_split to null"
         yield {"keys": ("data.calibration_split", "stage"), "what": what, "got": calibration_split, "hint": hint}
-    if context_noise:
-        what, hint = "a corpus has no context to put noise on", "set data.context_noise=0"
-        yield {"keys": ("data.context_noise", "stage"), "what": what, "got": context_noise, "hint": hint}
+    if input_noise:
+        what, hint = "the objectives of a corpus have their own noise", "set data.input_noise=0"
+        yield {"keys": ("data.input_noise", "stage"), "what": what, "got": input_noise, "hint": hint}
     yield from _value_problems(config or ObjectivesConfig())
 
 

@@ -81,7 +81,7 @@ class DataConfig:
     pack_tokens: int | None = None  # most tokens in one forward pass (packing: pack); null: text.max_tokens
     microbatch_size: int = 8  # most sessions in one forward pass (packing: buckets, none)
     mix: MixConfig | None = None  # what every global batch is made of; null: what the order gives
-    context_noise: float = 0.0  # share of the tokens that the agent is shown replaced by random ones while training
+    input_noise: float = 0.0  # share of the input tokens replaced by random ones while training; labels stay
     num_canonical_nodes: int = 1  # fixes the sample order whatever the number of ranks
     num_workers: int = 0  # loader processes a rank
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)  # order of the sessions within an epoch

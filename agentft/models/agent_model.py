@@ -132,7 +132,7 @@ class AgentModel(ComposerModel):
             VocabTargets(
                 labels=batch["labels"][at],
                 weights=batch["token_weight"][at],
-                tokens=batch["input_ids"][at],
+                tokens=losses.tokens_at(batch, at),
                 advantages=batch["policy_weight"][at],
                 entropy_bonus=self.entropy_bonus,
                 policy_rows=int(counts["policy"]),
@@ -183,7 +183,7 @@ class AgentModel(ComposerModel):
         labels, advantages = batch["labels"][at], batch["policy_weight"][at]
         return {
             "code": losses.code_sum(logits, labels, batch["token_weight"][at] * (labels != NO_TARGET)),
-            "policy": losses.policy_sum(logits, batch["input_ids"][at], advantages, self.entropy_bonus),
+            "policy": losses.policy_sum(logits, losses.tokens_at(batch, at), advantages, self.entropy_bonus),
         }
 
     def reset_statistics(self) -> None:

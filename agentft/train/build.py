@@ -37,7 +37,7 @@ from agentft.config.checks import parse_time
 from agentft.config.schema import OptimizerConfig, RunConfig
 from agentft.data.loader import SessionDataset, SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME, ShardMeta, check_fingerprint
-from agentft.data.noise import ContextNoise
+from agentft.data.noise import InputNoise
 from agentft.data.objectives import Objectives
 from agentft.data.pretrain import build_objectives, held_out_as, weighted
 from agentft.data.shards import template_version
@@ -178,8 +178,8 @@ def build_train_loader(
     config: RunConfig, meta: ShardMeta, renderer: Renderer | None, objectives: Objectives | None
 ) -> DataSpec:
     """Return the batches that are trained on: with noise on what is shown, or as objectives change them, if wanted."""
-    share = config.data.context_noise
-    noise = ContextNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
+    share = config.data.input_noise
+    noise = InputNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
     data, split = stage_data(config), config.data.train_split
     return build_loader(data, split, meta, shuffle=True, seed=config.seed, edit=noise, transform=objectives)
 

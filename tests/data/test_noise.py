@@ -1,4 +1,4 @@
-"""Noise on shown tokens: where it falls, how much, and that nothing but seed, epoch and sample decides it."""
+"""Noise on input tokens: where it falls, how much, and that nothing but seed, epoch and sample decides it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from agentft.config.schema import DataConfig
 from agentft.data.loader import SessionLoader, build_loader, open_shards
 from agentft.data.meta import TOKENIZER_NAME
-from agentft.data.noise import ContextNoise
+from agentft.data.noise import InputNoise
 from agentft.data.shards import ShardReport
+from agentft.losses import NO_TARGET, tokens_at
 from agentft.text.vocab import Vocab, load_tokenizer
 
 
@@ -25,7 +26,7 @@ def vocab(written: ShardReport) -> Vocab:
 
 def _loader(written: ShardReport, vocab: Vocab, share: float, seed: int = 17, batch_size: int = 8) -> SessionLoader:
     config = DataConfig(shards=str(written.folder), batch_size=batch_size)
-    noise = ContextNoise(vocab, share, seed) if share else None
+    noise = InputNoise(vocab, share, seed) if share else None
     spec = build_loader(config, "train", open_shards(config), shuffle=True, seed=17, edit=noise)
     assert isinstance(spec.dataloader, SessionLoader)
     return spec.dataloader
@@ -43,22 +44,26 @@ def _rows(loader: SessionLoader, epochs: int = 1) -> list[dict[str, np.ndarray[A
     return seen
 
 
-def test_what_is_shown_is_noisy_and_nothing_else(written: ShardReport, vocab: Vocab) -> None:
+def test_inputs_are_noisy_and_nothing_else(written: ShardReport, vocab: Vocab) -> None:
     clean, noisy = _loader(written, vocab, 0), _loader(written, vocab, 0.3)
-    noise, hit, eligible = ContextNoise(vocab, 0.3, 17), 0, 0
+    noise, hit, eligible, imitated = InputNoise(vocab, 0.3, 17), 0, 0, 0
     for plain, edited in zip(clean, noisy, strict=True):
-        may = noise.eligible(plain["input_ids"], plain["lengths"])
+        may = noise.eligible(plain)
         changed = plain["input_ids"] != edited["input_ids"]
         assert not (changed & ~may).any()
-        assert not (changed & (plain["labels"] != -100)).any(), "nothing that the agent writes"
         for key in ("labels", "position_ids", "intent_at", "outcome_target"):
             assert torch.equal(plain[key], edited[key])
         hit, eligible = hit + int(changed.sum()), eligible + int(may.sum())
+        imitated += int((changed & (plain["labels"] != NO_TARGET)).sum())
         for row, steps in enumerate(plain["steps"]):
             for step in steps:
                 span = slice(step["call_start"], step["call_end"])
-                assert not may[row, span].any(), "calls are as they were, mistakes too"
+                if (plain["labels"][row, span] == NO_TARGET).all():
+                    assert not may[row, span].any(), "calls that are not imitated stay as they were"
+        at = (plain["labels"] != NO_TARGET).nonzero(as_tuple=True)
+        assert torch.equal(tokens_at(edited, at), plain["input_ids"][at]), "what stood there is not lost"
     assert eligible > 1000
+    assert imitated > 100
     assert 0.27 < hit / eligible < 0.33
 
 
@@ -95,8 +100,10 @@ def test_only_plain_tokens_come_and_go(data: st.DataObject, vocab: Vocab) -> Non
     rows = data.draw(st.lists(st.lists(token, min_size=1, max_size=40), min_size=1, max_size=4))
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    batch = {"input_ids": ids.clone(), "lengths": lengths}
-    noise = ContextNoise(vocab, data.draw(st.sampled_from([0.1, 1.0])), seed=3)
+    imitated = torch.tensor(data.draw(st.lists(st.booleans(), min_size=ids.numel(), max_size=ids.numel())))
+    labels = torch.where(imitated.view(ids.shape), ids, NO_TARGET)
+    batch = {"input_ids": ids.clone(), "labels": labels, "lengths": lengths}
+    noise = InputNoise(vocab, data.draw(st.sampled_from([0.1, 1.0])), seed=3)
     noise(batch, epoch=1, numbers=np.arange(len(rows)))
     changed = batch["input_ids"] != ids
     special = torch.tensor([int(token) in vocab.special for token in ids.flatten()]).view(ids.shape)
@@ -109,4 +116,4 @@ def test_only_plain_tokens_come_and_go(data: st.DataObject, vocab: Vocab) -> Non
             here = int(ids[row, at])
             if here == vocab.trace_start:
                 shown = False
-            assert not changed[row, at] or shown or vocab.result in ids[row, :at]
+            assert not changed[row, at] or shown or vocab.result in ids[row, :at] or labels[row, at] != NO_TARGET

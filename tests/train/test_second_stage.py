@@ -23,7 +23,7 @@ from agentft.train.run import main
 REPO = Path(__file__).resolve().parents[2]
 YAML = str(REPO / "yamls" / "agent" / "tiny-glm.yaml")
 SMALL = ["loggers.tensorboard=false", "data.batch_size=8", "data.microbatch_size=4", "train.eval_interval=0ba"]
-SMALL += ["train.threads=1", "train.precision=fp32", "feedback.backend=off", "data.context_noise=0"]
+SMALL += ["train.threads=1", "train.precision=fp32", "feedback.backend=off", "data.input_noise=0"]
 
 
 @pytest.fixture(scope="module")

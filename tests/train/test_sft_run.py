@@ -129,7 +129,7 @@ def test_shards_of_another_template_are_refused(
         (["data.calibration_split=val"], "no outcome head to calibrate"),
         (["loss.intent={kind: constant, start: 0.5}"], r"loss\.intent has no effect"),
         (["optimizer.tool_lr=1e-3"], r"optimizer\.tool_lr has no effect"),
-        (["data.context_noise=0.1"], r"data\.context_noise works on the native template"),
+        (["data.input_noise=0.1"], r"data\.input_noise works on the native template"),
         (["algorithms.samples.every=10"], r"algorithms\.samples\.every works on the native template"),
     ],
 )
