@@ -24,7 +24,7 @@ from agentft.report.page import print_page
 
 PACKAGES = ("boltons==26.2.0", "cachetools==8.0.2", "toolz==1.2.0")
 HELD_OUT = "toolz"
-SESSIONS = 360
+SESSIONS = 330
 VAL_SHARE = 0.2
 CONFIG = "yamls/agent/tiny-glm.yaml"
 PATH_ACCURACY_SESSIONS = 20
