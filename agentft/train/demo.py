@@ -52,6 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
         f"seed={arguments.seed}",
         f"data.shards={work / 'shards'}",
         f"feedback.backend={backend}",
+        "train.eval_interval=0ba",  # the next stage measures the same sessions, and more about them
     ]
     with _stage(console, seconds, "train", "training with execution feedback"):
         _call([sys.executable, "-m", "composer.cli.launcher", "-n", "1", "train.py", CONFIG, *overrides])
