@@ -27,7 +27,7 @@ HELD_OUT = "toolz"
 SESSIONS = 330
 VAL_SHARE = 0.2
 CONFIG = "yamls/agent/tiny-glm.yaml"
-PATH_ACCURACY_SESSIONS = 20
+PATH_ACCURACY_SESSIONS = 10
 
 
 def command(arguments: argparse.Namespace) -> int:
