@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class LocalStore:
     def put(self, key: str, data: bytes, digest: Digest | None = None) -> None:
         """Write beside the target, then rename."""
         path = self.root / key
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = _beside(path)
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -240,7 +241,7 @@ class S3Store:
 
     def fetch(self, key: str, path: Path) -> None:
         """Download beside the target, then rename."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = _beside(path)
         with disk_errors(path), self._errors(f"{self.uri}/{key}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -328,8 +329,13 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _beside(path: Path) -> Path:
+    """Return the name that a file has until it is whole; no other process or thread writes under it."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+
+
 def _copy_whole(source: Path, target: Path, sha256: str | None) -> None:
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial = _beside(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

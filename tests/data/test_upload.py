@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,18 @@ def test_unreachable_endpoint(many: Path, bucket: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("S3_ENDPOINT_URL", "no url at all")
     with pytest.raises(StorageError, match="cannot reach the object store at no url at all"):
         upload_shards(many, f"s3://{bucket}/x")
+
+
+def test_threads_that_write_one_object_do_not_take_each_other_s_file(tmp_path: Path) -> None:
+    store, whole = LocalStore(tmp_path / "store"), tmp_path / "whole"
+    whole.write_bytes(bytes(200_000))
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(store.put, "a/b", bytes(200_000)) for _ in range(200)]:
+            done.result()
+        for done in [pool.submit(LocalStore(tmp_path).fetch, "whole", tmp_path / "copy") for _ in range(200)]:
+            done.result()
+    assert (tmp_path / "store/a/b").read_bytes() == (tmp_path / "copy").read_bytes() == bytes(200_000)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["b", "copy", "whole"]
 
 
 def test_other_addresses_are_refused(many: Path) -> None:
