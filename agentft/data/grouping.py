@@ -81,10 +81,12 @@ class Buckets(Generic[Item]):
         held = 0
 
         def write() -> None:
+            nonlocal held
             for key, lines in waiting.items():  # one file open at a time, however many there are
                 with self._path(*key).open("a", encoding="ascii") as stream:
                     stream.writelines(lines)
             waiting.clear()
+            held = 0
 
         def put(split: Split, item: Item) -> None:
             nonlocal held
@@ -94,7 +96,6 @@ class Buckets(Generic[Item]):
             held += len(line)
             if held >= HELD_BYTES:
                 write()
-                held = 0
 
         yield put
         write()

@@ -177,7 +177,7 @@ def build(config: RunConfig, folder: Path, *, resume_from: Path | None = None) -
 def build_train_loader(
     config: RunConfig, meta: ShardMeta, renderer: Renderer | None, objectives: Objectives | None
 ) -> DataSpec:
-    """Return the batches that are trained on: with noise on what is shown, or as objectives change them, if wanted."""
+    """Return the batches that are trained on: with noise on their inputs, or as objectives change them, if wanted."""
     share = config.data.input_noise
     noise = InputNoise(renderer.vocab, share, config.seed) if renderer is not None and share else None
     data, split = stage_data(config), config.data.train_split
