@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import random
 import string
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support_package import FILES, small_package
 
 from agentft.data.synthesis.editor import editor_state
@@ -64,14 +68,19 @@ def test_the_names_that_files_of_tests_have(tmp_path: Path, name: str) -> None:
     assert package.sources == ("x/__init__.py", "x/test.py"), "a module of the package is no file of tests"
 
 
-def test_few_fast_passing_tests_of_one_file_are_chosen() -> None:
+def profiled(node_id: str, calls: tuple[str, ...] = ("a.py:1",), **other: Any) -> ProfiledTest:
+    return replace(ProfiledTest(node_id, 0.01, 100, True, True, calls), **other)
+
+
+def test_few_cheap_passing_tests_of_one_file_are_chosen() -> None:
     function = Source("a.py", "def clamp(x):\n    return x\n").functions[0]
-    rows = [ProfiledTest(f"t/test_a.py::test_{n}", 0.01, True, ("a.py:1",)) for n in range(20)]
+    rows = [profiled(f"t/test_a.py::test_{n}") for n in range(20)]
     rows += [
-        ProfiledTest("t/test_b.py::test_clamp", 0.02, True, ("a.py:1",)),
-        ProfiledTest("t/test_b.py::test_clamp_slow", 3.0, True, ("a.py:1",)),
-        ProfiledTest("t/test_b.py::test_clamp_broken", 0.01, False, ("a.py:1",)),
-        ProfiledTest("t/test_b.py::test_free", 0.01, True, ()),
+        profiled("t/test_b.py::test_clamp"),
+        profiled("t/test_b.py::test_clamp_slow", work=3_000_000),
+        profiled("t/test_b.py::test_clamp_broken", passed=False),
+        profiled("t/test_b.py::test_clamp_random", repeatable=False),
+        profiled("t/test_b.py::test_free", calls=()),
     ]
     profile = Profile(tuple(rows))
     assert [t.node_id for t in profile.tests_of(function)] == ["t/test_b.py::test_clamp"]
@@ -79,6 +88,18 @@ def test_few_fast_passing_tests_of_one_file_are_chosen() -> None:
     assert [t.node_id for t in profile.unrelated(function, "t/test_b.py")] == ["t/test_b.py::test_free"]
     assert profile.runs_whole("t/test_a.py")
     assert not profile.runs_whole("t/test_b.py")
+    assert not Profile((*rows[:20], profiled("t/test_a.py::test_random", repeatable=False))).runs_whole("t/test_a.py")
+
+
+@given(st.lists(st.floats(0, 2), min_size=12, max_size=12))
+def test_the_choice_of_tests_does_not_depend_on_how_long_they_took(seconds: list[float]) -> None:
+    function = Source("a.py", "def clamp(x):\n    return x\n").functions[0]
+    rows = [profiled(f"t/test_a.py::test_{n}", work=(n * 7 % 12) * 50_000) for n in range(12)]
+    timed = [replace(row, seconds=s) for row, s in zip(rows, seconds, strict=True)]
+    assert [t.node_id for t in Profile(tuple(timed)).tests_of(function)] == [
+        t.node_id for t in Profile(tuple(rows)).tests_of(function)
+    ]
+    assert Profile(tuple(timed)).runs_whole("t/test_a.py") == Profile(tuple(rows)).runs_whole("t/test_a.py")
 
 
 def test_a_journal_goes_on_after_a_torn_line_and_forgets_another_request(tmp_path: Path) -> None:

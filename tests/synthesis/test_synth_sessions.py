@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support_package import FILES
 
 from agentft.cli import main
 from agentft.data.synthesis.defects import cap_of
+from agentft.data.synthesis.fetch import Sdist
+from agentft.data.synthesis.package import package_from_files
 from agentft.data.synthesis.plan import MAX_STEPS
+from agentft.data.synthesis.profile import profile_package
 from agentft.data.synthesis.report import SynthReport
 from agentft.data.synthesis.synthesize import Progress, SandboxSettings, sessions_of, synthesize
 from agentft.etai import InlineWorkspace, Session
@@ -72,6 +77,37 @@ def test_the_sessions_are_complete_and_counted(made: SynthReport, sessions: list
         assert session.complexity in ("single_function", "multi_file")
         assert 1 <= len(session.execution_trace) <= MAX_STEPS
         assert all(check_call(ToolCall(s.tool_called, s.tool_args)) is None for s in session.execution_trace)
+
+
+REPEATED = """import random, secrets, tempfile, threading, time, uuid
+from shapes.sizes import area
+
+def test_same(): assert area(2, 3) == 12
+def test_random(): assert area(random.random()) < 9
+def test_choice(): assert area(random.choice([1, 2]))
+def test_own_generator(): assert area(random.Random().getrandbits(4)) >= 0
+def test_secret(): assert area(len(secrets.token_hex(2)))
+def test_uuid(): assert area(len(uuid.uuid4().hex))
+def test_name(): assert area(len(tempfile.mktemp()))
+def test_sleep(): time.sleep(0.001); assert area(1)
+def test_thread(): t = threading.Thread(target=area, args=(1,)); t.start(); t.join()
+"""
+
+
+def test_a_profile_is_the_same_each_time_and_knows_the_tests_that_are_not(sandbox: Sandbox, tmp_path: Path) -> None:
+    sdist = Sdist(name="shapes", version="1.0", sha256="0" * 64, path=tmp_path)
+    files = {**FILES, "tests/test_repeated.py": REPEATED}
+    package = package_from_files(sdist, {path: text.encode() for path, text in files.items()})
+    profiles = []
+    for run in ("a", "b"):
+        with sandbox.lease() as lease:
+            profiles.append(profile_package(package, lease, sandbox.image_digest, cache=tmp_path / run))
+    first, second = ({test.node_id: replace(test, seconds=0) for test in p.tests if test.repeatable} for p in profiles)
+    assert first == second
+    repeatable = {node_id.split("::")[1] for node_id in first if "test_repeated" in node_id}
+    assert repeatable == {"test_same"}
+    assert len(first) == 6
+    assert all(test.work > 100 and test.passed for test in first.values())
 
 
 def test_every_result_comes_out_again_when_a_session_is_replayed(sessions: list[Session], sandbox: Sandbox) -> None:

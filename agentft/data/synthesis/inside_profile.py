@@ -2,15 +2,19 @@
 
     python3 inside_profile.py OUTPUT.json SECONDS_PER_TEST FILE…
 
-Writes {"functions": ["path:first line"…], "tests": {node id: {"seconds", "passed", "calls": [index…]}}}.
+Writes {"functions": ["path:first line"…], "tests": {node id: {"passed", "seconds", "work", "repeatable", "calls":
+[index…]}}}. "work" is the number of Python and C functions called: a measure of time that is the same on every run
+and machine. A test that draws random numbers, sleeps or starts threads is not "repeatable".
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -19,10 +23,11 @@ from typing import Any
 import pytest
 
 ROOT = os.getcwd() + os.sep
+UNREPEATABLE = (time.sleep, os.urandom)
 
 
 class Recorder:
-    """A pytest plugin: which functions of the workspace does each test enter, how long does it take, does it pass."""
+    """A pytest plugin: which functions of the workspace does each test enter, what does it cost, does it pass."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -33,10 +38,17 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Trace one test, and stop it when its time is over."""
         entered: set[CodeType] = set()
+        work, repeatable = 0, True
 
         def trace(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal work, repeatable
             if event == "call":
+                work += 1
                 entered.add(frame.f_code)
+            elif event == "c_call":
+                work += 1
+                if argument in UNREPEATABLE or isinstance(getattr(argument, "__self__", None), random.Random):
+                    repeatable = False
 
         started = time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, self.limit_s)
@@ -46,6 +58,8 @@ class Recorder:
         signal.setitimer(signal.ITIMER_REAL, 0)
         row = self.tests.setdefault(item.nodeid, {"passed": False})
         row["seconds"] = round(time.perf_counter() - started, 4)
+        row["work"] = work
+        row["repeatable"] = repeatable and not any(map(is_unrepeatable, entered))
         row["calls"] = sorted({index for index in map(self.index_of, entered) if index is not None})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -62,6 +76,11 @@ class Recorder:
             return None
         key = f"{code.co_filename[len(ROOT) :]}:{code.co_firstlineno}"
         return self.functions.setdefault(key, len(self.functions))
+
+
+def is_unrepeatable(code: CodeType) -> bool:
+    """Whether a function of the standard library draws random numbers or starts a thread."""
+    return code.co_filename == random.__file__ or code is threading.Thread.start.__code__
 
 
 def out_of_time(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ MAX_STEPS = 8
 """Enough for a wrong edit after every opening: where only some have room for one, the opening tells the outcome."""
 WEIGHTS: Mapping[str, float] = {
     "run": 8.0,
-    "confirm": 3.0,
+    "confirm": 6.0,
     "undo": 3.0,
     "paste": 3.0,
     "where": 3.0,

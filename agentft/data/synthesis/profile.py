@@ -1,6 +1,6 @@
 """Which tests touch which function (floor 3): one traced run of a package's suite in the sandbox, kept on disk.
 
-``profile_package`` runs the suite once; ``Profile.tests_of`` then chooses few, fast tests for a function.
+``profile_package`` runs the suite once; ``Profile.tests_of`` then chooses few, cheap tests for a function.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from agentft.data.synthesis.fetch import cache_root
 from agentft.data.synthesis.package import Package
@@ -24,19 +25,25 @@ from agentft.sandbox.execute import TOOL_ENV
 TEST_LIMIT_S = 2.0
 SUITE_LIMIT_S = 240.0
 MAX_TESTS = 8
-MAX_TEST_SECONDS = 0.15
-MAX_FILE_SECONDS = 1.0
+MAX_TEST_WORK = 400_000  # calls, about 0.12 s
+MAX_FILE_WORK = 3_000_000  # calls, about 1 s
 _SCRIPT = Path(__file__).with_name("inside_profile.py")
 _PLAIN_ID = re.compile(r"[\w./:-]+")
 
 
 @dataclass(frozen=True)
 class ProfiledTest:
-    """One test (parameters taken together): its time in seconds, whether it passes, the functions it enters."""
+    """One test (parameters taken together): what it costs, whether it passes, the functions it enters.
+
+    ``work`` counts the functions called, of Python and C: unlike ``seconds`` it is the same on every run, so that one
+    seed chooses the same tests on any machine. ``repeatable``: no random numbers, no sleep, no threads.
+    """
 
     node_id: str
     seconds: float
+    work: int
     passed: bool
+    repeatable: bool
     calls: tuple[str, ...]
 
     @property
@@ -52,26 +59,33 @@ class Profile:
     tests: tuple[ProfiledTest, ...]
 
     def tests_of(self, function: Function) -> tuple[ProfiledTest, ...]:
-        """Return at most ``MAX_TESTS`` fast passing tests of one file that enter ``function``; its namesakes first."""
+        """Return at most ``MAX_TESTS`` cheap passing tests of one file that enter ``function``; its namesakes first."""
         usable = [t for t in self.tests if function.key in t.calls and self._is_usable(t)]
         if not usable:
             return ()
         name = function.name.strip("_").lower()
-        ranked = sorted(usable, key=lambda t: (name not in t.node_id.lower(), len(t.calls), t.seconds, t.node_id))
+        ranked = sorted(usable, key=lambda t: (name not in t.node_id.lower(), len(t.calls), t.work, t.node_id))
         return tuple(t for t in ranked if t.file == ranked[0].file)[:MAX_TESTS]
 
     def unrelated(self, function: Function, file: str) -> tuple[ProfiledTest, ...]:
-        """Return fast passing tests of ``file`` that do not enter ``function``."""
+        """Return cheap passing tests of ``file`` that do not enter ``function``."""
         return tuple(t for t in self.tests if t.file == file and function.key not in t.calls and self._is_usable(t))
 
     def runs_whole(self, file: str) -> bool:
-        """Whether a whole test file passes and is fast."""
+        """Whether a whole test file passes and is cheap."""
         rows = [t for t in self.tests if t.file == file]
-        return bool(rows) and all(t.passed for t in rows) and sum(t.seconds for t in rows) <= MAX_FILE_SECONDS
+        return (
+            bool(rows) and all(t.passed and t.repeatable for t in rows) and sum(t.work for t in rows) <= MAX_FILE_WORK
+        )
 
     @staticmethod
     def _is_usable(test: ProfiledTest) -> bool:
-        return test.passed and test.seconds <= MAX_TEST_SECONDS and _PLAIN_ID.fullmatch(test.node_id) is not None
+        return (
+            test.passed
+            and test.repeatable
+            and test.work <= MAX_TEST_WORK
+            and _PLAIN_ID.fullmatch(test.node_id) is not None
+        )
 
 
 def profile_package(package: Package, lease: Lease, image_digest: str, cache: Path | None = None) -> Profile:
@@ -85,7 +99,7 @@ def profile_package(package: Package, lease: Lease, image_digest: str, cache: Pa
     kept = (cache or cache_root()) / "profiles" / f"{package.name}-{package.version}-{key}.json"
     if kept.is_file():
         rows = json.loads(kept.read_text())
-        return Profile(tuple(ProfiledTest(r["node_id"], r["seconds"], r["passed"], tuple(r["calls"])) for r in rows))
+        return Profile(tuple(ProfiledTest(**{**row, "calls": tuple(row["calls"])}) for row in rows))
     profile = Profile(_merged(_run(package, lease)))
     if not any(test.passed for test in profile.tests):
         raise DataError(
@@ -98,7 +112,7 @@ def profile_package(package: Package, lease: Lease, image_digest: str, cache: Pa
     return profile
 
 
-def _run(package: Package, lease: Lease) -> Mapping[str, dict[str, object]]:
+def _run(package: Package, lease: Lease) -> Mapping[str, dict[str, Any]]:
     script, output = "_profile.py", "_profile.json"
     lease.reset()
     files = {path: text.encode() for path, text in package.files.items()}
@@ -119,17 +133,20 @@ def _run(package: Package, lease: Lease) -> Mapping[str, dict[str, object]]:
     }
 
 
-def _merged(rows: Mapping[str, dict[str, object]]) -> tuple[ProfiledTest, ...]:
-    """Take the parameters of a test together: times add up, all must pass."""
+def _merged(rows: Mapping[str, dict[str, Any]]) -> tuple[ProfiledTest, ...]:
+    """Take the parameters of a test together: costs add up, all must pass and be repeatable."""
     merged: dict[str, ProfiledTest] = {}
     for node_id, row in rows.items():
         base = node_id.split("[", 1)[0]
-        seconds, passed = float(str(row.get("seconds", 0.0))), bool(row["passed"])
-        calls = row["calls"]
-        assert isinstance(calls, list)
-        before = merged.get(base, ProfiledTest(base, 0.0, True, ()))
-        together = tuple(sorted({*before.calls, *calls}))
-        merged[base] = ProfiledTest(base, round(before.seconds + seconds, 4), before.passed and passed, together)
+        before = merged.get(base, ProfiledTest(base, 0.0, 0, True, True, ()))
+        merged[base] = ProfiledTest(
+            base,
+            round(before.seconds + row.get("seconds", 0.0), 4),
+            before.work + row.get("work", 0),
+            before.passed and row["passed"],
+            before.repeatable and row.get("repeatable", False),
+            tuple(sorted({*before.calls, *row["calls"]})),
+        )
     return tuple(merged.values())
 
 
