@@ -177,6 +177,7 @@ def _add_run_verbs(verbs) -> None:  # type: ignore[no-untyped-def]
     p.add_argument("run", metavar="RUN", help="run folder")
     p.add_argument("--split", default="test", choices=("train", "val", "test"))
     p.add_argument("--path-accuracy", type=int, default=0, metavar="N", help="sessions to replay for Path Accuracy@3")
+    p.add_argument("--calls", type=int, default=0, metavar="N", help="sessions whose calls the model writes again")
     _json_flag(p)
     p = _verb(verbs, "export", "agentft.models.export:command", "Write a plain Hugging Face model and its heads.")
     p.add_argument("run", metavar="RUN")

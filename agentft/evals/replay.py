@@ -24,8 +24,7 @@ from typing import Any
 from agentft.errors import DataError
 from agentft.etai import Session
 from agentft.models.agent_model import AgentModel
-from agentft.models.generate import evaluating, prompt_of, sample_turns
-from agentft.models.grammar import TurnGrammar
+from agentft.models.turns import MAX_TURN_TOKENS, write_turns
 from agentft.sandbox.base import ExecResult, Executor, Verdict
 from agentft.sandbox.calls import SessionCalls, last_run, session_calls
 from agentft.sandbox.grader import named_files
@@ -35,7 +34,6 @@ from agentft.text.render import Renderer
 from agentft.text.results import format_error_result
 from agentft.tools import TOOLS, FormatError, ToolCall
 
-MAX_TURN_TOKENS = 256
 RESERVED_TOKENS = 64
 """Left free for each further turn and result beyond the shown part of the session."""
 
@@ -176,18 +174,7 @@ def _human_files(episodes: Sequence[_Episode], executor: Executor, wait_s: float
 
 def _act(model: AgentModel, renderer: Renderer, episodes: Sequence[_Episode]) -> list[ToolCall | FormatError | None]:
     """Let the agent write one turn in each episode; None is the final answer."""
-    positions = renderer.positions
-    start = positions.start if positions.enabled else None
-    prompts = [prompt_of(episode.draft.finish(), feedback_start=start) for episode in episodes]
-    with evaluating(model):
-        turns = sample_turns(
-            model.backbone,
-            prompts,
-            stop_ids=renderer.vocab.end_of_turn,
-            max_new_tokens=MAX_TURN_TOKENS,
-            temperature=0.0,
-            processor=TurnGrammar(renderer.vocab, renderer.specs, [episode.draft.handles for episode in episodes]),
-        )
+    turns = write_turns(model, renderer, [episode.draft for episode in episodes])
     calls: list[ToolCall | FormatError | None] = []
     for episode, turn in zip(episodes, turns, strict=True):
         call = renderer.append_agent(episode.draft, turn.ids)

@@ -24,8 +24,8 @@ from agentft.feedback.judged import Judged, Prediction, read_predictions, reques
 from agentft.feedback.reward import EDIT_TOOLS, credit, shaped_reward
 from agentft.feedback.trace import Source
 from agentft.models.agent_model import AgentModel
-from agentft.models.generate import evaluating, prompt_of, sample_turns
-from agentft.models.grammar import TurnGrammar
+from agentft.models.generate import evaluating
+from agentft.models.turns import MAX_TURN_TOKENS, write_turns
 from agentft.sandbox.base import ExecResult, Verdict
 from agentft.sandbox.calls import SessionCalls, session_calls
 from agentft.text.draft import Draft
@@ -33,9 +33,6 @@ from agentft.text.parse import parse_turn
 from agentft.text.render import Renderer
 from agentft.text.rendered import Kind
 from agentft.tools import TOOLS, FormatError, ToolCall
-
-MAX_CALL_TOKENS = 256
-"""Longest thought and call that is sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,26 +95,22 @@ def sample_calls(
 
     A session whose context does not fit is left out.
     """
-    vocab, positions = renderer.vocab, renderer.positions
     drafts = []
     for plan in plans:
         try:
-            draft = renderer.prompt(plan.session, plan.index + 1, reserve=MAX_CALL_TOKENS + 2)
+            draft = renderer.prompt(plan.session, plan.index + 1, reserve=MAX_TURN_TOKENS + 2)
         except DataError:
             continue
-        draft.add([vocab.step], Kind.THOUGHT)
+        draft.add([renderer.vocab.step], Kind.THOUGHT)
         drafts.append((plan, draft))
-    start = positions.start if positions.enabled else None
-    with evaluating(model):
-        turns = sample_turns(
-            model.backbone,
-            [prompt_of(draft.finish(), feedback_start=start) for _, draft in drafts],
-            stop_ids=vocab.end_of_turn,
-            max_new_tokens=MAX_CALL_TOKENS,
-            temperature=temperature,
-            generator=generator,
-            processor=TurnGrammar(vocab, renderer.specs, [draft.handles for _, draft in drafts]) if grammar else None,
-        )
+    turns = write_turns(
+        model,
+        renderer,
+        [draft for _, draft in drafts],
+        temperature=temperature,
+        generator=generator,
+        grammar=grammar,
+    )
     return [
         _read_turn(renderer, plan, draft, turn.ids, source, batch)
         for (plan, draft), turn in zip(drafts, turns, strict=True)

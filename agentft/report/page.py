@@ -23,6 +23,13 @@ HEADS: tuple[tuple[str, str], ...] = (
 )
 """Metric of ``summary.json`` → what a reader calls it, in the order of the page."""
 
+CALLS: tuple[tuple[str, str], ...] = (
+    ("parsed", "well-formed calls"),
+    ("right_tool", "the recorded tool"),
+    ("right_file", "the recorded file"),
+    ("same_call", "the very same call"),
+)
+
 
 def print_page(summary: Mapping[str, Any], run: Path, console: Console) -> None:
     """Print the page of one finished run."""
@@ -73,15 +80,34 @@ def _loss_table(losses: Mapping[str, Mapping[str, float]]) -> Table:
 
 def head_table(heads: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
     """Return the table of every head's figure beside its baselines."""
-    table = Table(title=title, title_justify="left")
-    for column in ("question", "model", "best baseline", "all baselines"):
-        table.add_column(column, justify="right" if column in ("model", "best baseline") else "left")
+    table = _metric_table(title, "model")
     for name, label in HEADS:
-        metric = heads[name]
-        value, baseline = metric["value"], metric["baseline"]
-        others = ", ".join(f"{key} {_number(number)}" for key, number in metric["baselines"].items())
-        table.add_row(label, Text(_number(value), style=_style(metric)), _number(baseline), others)
+        table.add_row(label, *_beside(heads[name]))
     return table
+
+
+def calls_table(calls: Mapping[str, Mapping[str, Mapping[str, Any]]], *, sessions: int) -> Table:
+    """Return the table of the calls that the model wrote by itself (``free``) and within the ``grammar``."""
+    table = _metric_table(f"The model's own next calls in {sessions} sessions", "by itself", "in the grammar")
+    for name, label in CALLS:
+        table.add_row(label, _number(calls["free"][name]["value"]), *_beside(calls["grammar"][name]))
+    return table
+
+
+def _metric_table(title: str, *values: str) -> Table:
+    """Return an empty table: question, columns of values, baselines."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("question")
+    for column in (*values, "best baseline"):
+        table.add_column(column, justify="right")
+    table.add_column("all baselines")
+    return table
+
+
+def _beside(metric: Mapping[str, Any]) -> tuple[Text, str, str]:
+    """Return a metric's value, its best baseline and all of them, as cells."""
+    others = ", ".join(f"{key} {_number(number)}" for key, number in metric["baselines"].items())
+    return Text(_number(metric["value"]), style=_style(metric)), _number(metric["baseline"]), others
 
 
 def _heads(heads: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -69,6 +69,10 @@ class Handles:
         """Return the path as it was shown first, or None if the handle is free."""
         return self._paths[file] if file < len(self._paths) else None
 
+    def paths(self) -> tuple[str, ...]:
+        """Return the files that have a handle, as they were shown first."""
+        return tuple(self._paths)
+
     def number(self, file: int | None, line: int) -> int | None:
         """Return the line number behind a line handle of a file, or None if it is free."""
         if file is None or file >= len(self._paths) or line >= len(self._numbers[file]):

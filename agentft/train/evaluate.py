@@ -17,6 +17,7 @@ from agentft.data.meta import TOKENIZER_NAME, load_meta
 from agentft.data.read import read_samples
 from agentft.errors import ConfigError, DataError
 from agentft.etai import Session, Split
+from agentft.evals.calls import call_metrics
 from agentft.evals.facts import session_facts
 from agentft.evals.heads import predict
 from agentft.evals.metrics import head_metrics
@@ -24,7 +25,8 @@ from agentft.evals.replay import path_accuracy
 from agentft.feedback.judged import session_of
 from agentft.models.agent_model import AgentModel
 from agentft.models.export import load_model
-from agentft.report.page import head_table, path_line
+from agentft.report.page import calls_table, head_table, path_line
+from agentft.text.render import Renderer
 from agentft.text.vocab import load_tokenizer
 from agentft.train.build import build_executor, build_renderer
 
@@ -32,7 +34,8 @@ from agentft.train.build import build_executor, build_renderer
 def command(arguments: argparse.Namespace) -> int:
     """Evaluate ``arguments.run`` on ``arguments.split``; prints a table or, with ``--json``, the object."""
     run = Path(arguments.run)
-    result = evaluate_run(run, arguments.split, path_sessions=arguments.path_accuracy)
+    counts = {"path_sessions": arguments.path_accuracy, "call_sessions": arguments.calls}
+    result = evaluate_run(run, arguments.split, **counts, progress=not arguments.json)
     add_to_summary(run, result)
     if arguments.json:
         print(json.dumps(result))
@@ -41,13 +44,24 @@ def command(arguments: argparse.Namespace) -> int:
     held_out = result["held_out"]
     console.print(head_table(result["heads"], title=f"Heads on {held_out['sessions']} sessions of {arguments.split}"))
     console.print(f"code loss there: {held_out['code_loss']:.3f} nats a trained token")
+    if "calls" in result:
+        console.print(calls_table(result["calls"], sessions=arguments.calls))
     if "path_accuracy" in result:
         console.print(path_line(result["path_accuracy"]))
     return 0
 
 
-def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str, Any]:
-    """Return ``heads`` (metric → value, baselines), ``held_out`` code loss and, if asked, ``path_accuracy``.
+def evaluate_run(
+    run: Path, split: Split, *, path_sessions: int = 0, call_sessions: int = 0, progress: bool = False
+) -> dict[str, Any]:
+    """Return ``heads`` (metric → value, baselines), ``held_out`` code loss and, if asked, ``calls``, ``path_accuracy``.
+
+    Args:
+        run: Folder of a finished run.
+        split: What is measured.
+        path_sessions: How many sessions the agent acts on, for Path Accuracy@3.
+        call_sessions: In how many sessions the model writes every recorded call again, without and with the grammar.
+        progress: Show a bar while calls are written.
 
     Raises:
         DataError: The run or the split is not there.
@@ -65,11 +79,19 @@ def evaluate_run(run: Path, split: Split, *, path_sessions: int = 0) -> dict[str
     samples = list(read_samples(config.data.shards, split))
     sessions = [session_of(sample["record"]) for sample in samples]
     said = predict(model, samples)
-    metrics = head_metrics([session_facts(s) for s in train], [session_facts(s) for s in sessions], said)
+    train_facts, facts = [session_facts(s) for s in train], [session_facts(s) for s in sessions]
+    metrics = head_metrics(train_facts, facts, said)
     result: dict[str, Any] = {
         "heads": {name: metric.as_dict() for name, metric in metrics.items()},
         "held_out": {"split": split, "sessions": len(sessions), "code_loss": said.code_loss},
     }
+    if call_sessions:
+        renderer = _renderer(config)
+        shown = list(zip(sessions, facts, strict=True))[:call_sessions]
+        result["calls"] = {}
+        for name, grammar in (("free", False), ("grammar", True)):
+            found = call_metrics(model, renderer, train_facts, shown, grammar=grammar, progress=progress)
+            result["calls"][name] = {metric: value.as_dict() for metric, value in found.items()}
     if path_sessions:
         result["path_accuracy"] = _path_accuracy(config, run, model, sessions[:path_sessions])
     return result
@@ -91,11 +113,26 @@ def _path_accuracy(config: RunConfig, run: Path, model: AgentModel, sessions: Se
             got=config.feedback.backend,
             expected="a run with docker or local",
         )
-    tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
-    renderer = build_renderer(config, tokenizer, load_meta(config.data.shards))
-    assert renderer is not None, "a run with a sandbox has the native template"
     executor = build_executor(config, run)
     try:
-        return path_accuracy(model, renderer, sessions, executor).as_dict()
+        return path_accuracy(model, _renderer(config), sessions, executor).as_dict()
     finally:
         executor.close()
+
+
+def _renderer(config: RunConfig) -> Renderer:
+    """Return the renderer of the run's shards.
+
+    Raises:
+        ConfigError: The run renders with a chat template, whose turns are not parsed.
+    """
+    tokenizer = load_tokenizer(Path(config.data.shards) / TOKENIZER_NAME)
+    renderer = build_renderer(config, tokenizer, load_meta(config.data.shards))
+    if renderer is None:
+        raise ConfigError(
+            "the model's own calls are read in the native template only",
+            where="text.template",
+            got=config.text.template,
+            expected="etai",
+        )
+    return renderer
