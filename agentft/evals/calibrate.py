@@ -27,8 +27,12 @@ from agentft.models.agent_model import AgentModel
 
 FEWEST_RUNS = 20
 MOST_EXTREME_LOGIT = 15.0
-PRIOR_SD = 0.5
-"""Standard deviation of scale around 1 and of shift around 0 before any run is seen; hundreds of runs outweigh it."""
+SCALE_SD, SHIFT_SD = 1.0, 0.2
+"""Standard deviations of scale around 1 and of shift around 0 before any run is seen; hundreds of runs outweigh them.
+
+How sure a head may be holds on other repositories too; how many runs pass belongs to the repository, so a shift needs
+more evidence.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,13 +98,14 @@ def fit_platt(logits: Tensor, passed: Tensor) -> tuple[float, float]:
     zeros = len(passed) - ones
     targets = torch.where(passed > 0, (ones + 1) / (ones + 2), 1 / (zeros + 2))
     identity = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    spread = torch.tensor([SCALE_SD, SHIFT_SD], dtype=torch.float64)
     parameters = identity.clone().requires_grad_()
     optimiser = torch.optim.LBFGS([parameters], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
         line = parameters[0] * logits + parameters[1]
-        prior = ((parameters - identity) / PRIOR_SD).square().sum() / 2
+        prior = ((parameters - identity) / spread).square().sum() / 2
         loss = (binary_cross_entropy_with_logits(line, targets, reduction="sum") + prior) / len(logits)
         loss.backward()
         return loss

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_runs import make_shards
+
+from agentft.config.load import load
 
 REPO = Path(__file__).resolve().parents[2]
 SIDES = ("fused", "agentft")
@@ -61,3 +64,25 @@ def test_a_whole_run_and_the_bare_loop_train_on_the_very_same_rows(tmp_path: Pat
     ratio = samples["agentft/tokens_per_s"][0] / samples["bare loop/tokens_per_s"][0]
     assert gates["tokens/s: agentft / bare loop"]["value"] == pytest.approx(ratio)
     assert gates["tokens/s: agentft / TRL packed"]["value"] is None  # what did not run has no figure, and fails
+
+
+@pytest.mark.slow
+def test_an_ablation_compares_within_a_seed_and_does_not_repeat_what_is_done(tmp_path: Path, bubblewrap: None) -> None:
+    runs, report = tmp_path / "runs", tmp_path / "ablation.json"
+    finished = runs / "as-shipped-5" / "summary.json"
+    finished.parent.mkdir(parents=True)
+    heads = {"tool_accuracy": {"value": 2.0}, "outcome_auc": {"value": None}}
+    finished.write_text(json.dumps({"heads": heads, "held_out": {"code_loss": 99.0}, "seconds": {"fit": 7.0}}))
+    words = [sys.executable, str(REPO / "bench" / "ablation.py"), "--shards", str(make_shards(tmp_path))]
+    words += ["--runs", str(runs), "--json", str(report), "--seed", "5", "--only", "distillation", "--duration", "1ba"]
+    words += ["feedback.backend=local", "train.precision=fp32"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())["found"]
+    assert set(found) == {"as shipped", "distillation"}
+    assert found["as shipped"]["5"]["code_loss"] == 99.0
+    started = load(runs / "distillation-5" / "config.yaml")
+    assert (started.loss.distill.start, started.seed, started.train.duration) == (0.1, 5, "1ba")
+    summary = json.loads((runs / "distillation-5" / "summary.json").read_text())
+    assert found["distillation"]["5"]["code_loss"] == summary["held_out"]["code_loss"] > 0
+    assert f"{summary['held_out']['code_loss'] - 99:+.3f}" in done.stdout

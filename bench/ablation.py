@@ -1,0 +1,141 @@
+"""What each optional part of training changes on a held-out package: one factor at a time, the same seeds for each.
+
+    python bench/ablation.py --shards data/demo/shards                 # eighteen runs, about 50 minutes
+    python bench/ablation.py --shards data/demo/shards --only raspberry --seed 17
+    python bench/ablation.py --shards data/demo/shards --duration 20ba --seed 17      # does it run
+
+Every run is `composer train.py` as a user starts it and `agentft eval`, without a probe and without the evaluation
+while training. Runs that are finished are not repeated, so a stopped ablation goes on. A difference is taken within a
+seed. No gate: the table (and the JSON) say what was measured; docs/results.md keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.measure import RESULTS, machine, wide_console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+BASE = "as shipped"
+FACTORS: Mapping[str, Sequence[str]] = {
+    BASE: (),
+    "no feedback positions": ("model.feedback_positions.enabled=false",),
+    "raspberry": ("algorithms.raspberry.enabled=true",),
+    "constant weights": ("loss.code={kind: constant, start: 0.8}", "loss.cursor={kind: constant, start: 0.15}"),
+    "curriculum": ("data.curriculum.by=steps",),
+    "distillation": ("loss.distill.start=0.1",),
+}
+FIGURES: Mapping[str, int] = {
+    "tool_accuracy": 3,
+    "intent_f1": 3,
+    "outcome_auc": 3,
+    "outcome_auc_after_edit": 3,
+    "outcome_brier": 3,
+    "cursor_error_lines": 2,
+    "code_loss": 3,
+    "fit_s": 0,
+}
+"""Columns, with their digits; ``code_loss`` is nats a trained token of the held-out package."""
+Found = dict[str, dict[int, dict[str, float | None]]]
+"""Setting → seed → figure → value."""
+ROOT = Path(__file__).resolve().parents[1]
+console = wide_console()
+
+
+def main() -> int:
+    options = _options()
+    chosen = {name: FACTORS[name] for name in FACTORS if name == BASE or not options.only or name in options.only}
+    found: Found = {name: {} for name in chosen}
+    with _bar() as bar:
+        task = bar.add_task("", total=len(options.seed) * len(chosen))
+        for seed in options.seed:
+            for name, overrides in chosen.items():
+                bar.update(task, description=f"{name}, seed {seed}")
+                try:
+                    found[name][seed] = _measured(name, seed, overrides, options)
+                except subprocess.CalledProcessError as error:
+                    console.print(f"{name}, seed {seed}: exit code {error.returncode} of {' '.join(error.cmd)}")
+                    console.print(error.output[-2000:], markup=False, highlight=False)
+                    return 1
+                bar.advance(task)
+    _show(found)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"machine": machine(), "factors": chosen, "found": found}, indent=2) + "\n")
+    console.print(f"every figure: {options.json}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", type=Path, required=True, help="shards with train, val and test splits")
+    parser.add_argument("--config", type=Path, default=ROOT / "yamls/agent/tiny-glm.yaml")
+    parser.add_argument("--seed", type=int, action="append", help="repeat for several (default: 17, 18, 19)")
+    parser.add_argument("--only", action="append", choices=[name for name in FACTORS if name != BASE])
+    parser.add_argument("--duration", help="length of each run instead of the configuration's")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs/ablation", help="folder of the runs")
+    parser.add_argument("--json", type=Path, default=RESULTS / "ablation.json", help="where the figures go")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="further overrides, the same for every run")
+    options = parser.parse_args()
+    options.seed = options.seed or [17, 18, 19]
+    return options
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+
+
+def _measured(name: str, seed: int, overrides: Sequence[str], options: argparse.Namespace) -> dict[str, float | None]:
+    """Train and evaluate, unless this run is there already; return its figures."""
+    run: Path = options.runs / f"{name.replace(' ', '-')}-{seed}"
+    summary = run / "summary.json"
+    if not (summary.is_file() and "heads" in json.loads(summary.read_text())):
+        common = [f"run_name={run.name}", f"runs_dir={run.parent}", "overwrite=true", f"seed={seed}"]
+        common += [f"data.shards={options.shards}", "train.eval_interval=0ba", "feedback.probe.every=0"]
+        common += [f"train.duration={options.duration}"] if options.duration else []
+        train = ["-m", "composer.cli.launcher", "-n", "1", str(ROOT / "train.py"), str(options.config)]
+        _run([sys.executable, *train, *common, *overrides, *options.overrides])
+        _run([sys.executable, "-m", "agentft.cli", "eval", str(run), "--json"])
+    return _figures(json.loads(summary.read_text()))
+
+
+def _run(argv: Sequence[str]) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the columns; None where the held-out sessions do not define one (an AUC of runs that all pass, say)."""
+    heads = {name: metric["value"] for name, metric in summary["heads"].items()}
+    known = {name: heads.get(name) for name in FIGURES}
+    return {**known, "code_loss": summary["held_out"]["code_loss"], "fit_s": summary["seconds"]["fit"]}
+
+
+def _show(found: Found) -> None:
+    table = Table("setting", *FIGURES, title="Mean over seeds; below it each seed's difference to the run as shipped")
+    for name, by_seed in found.items():
+        table.add_row(name, *(_mean([by_seed[seed][f] for seed in by_seed], digits) for f, digits in FIGURES.items()))
+        if name != BASE:
+            pairs = {f: [(by_seed[seed][f], found[BASE][seed][f]) for seed in by_seed] for f in FIGURES}
+            changes = [" ".join(_change(*pair, FIGURES[f]) for pair in pairs[f]) for f in FIGURES]
+            table.add_row("", *changes, style="dim", end_section=True)
+    console.print(table)
+
+
+def _mean(values: Sequence[float | None], digits: int) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.{digits}f}" if len(known) == len(values) else "-"
+
+
+def _change(value: float | None, base: float | None, digits: int) -> str:
+    return "-" if value is None or base is None else f"{value - base:+.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
