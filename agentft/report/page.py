@@ -86,9 +86,10 @@ def head_table(heads: Mapping[str, Mapping[str, Any]], *, title: str) -> Table:
     return table
 
 
-def calls_table(calls: Mapping[str, Mapping[str, Mapping[str, Any]]], *, sessions: int) -> Table:
+def calls_table(calls: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Table:
     """Return the table of the calls that the model wrote by itself (``free``) and within the ``grammar``."""
-    table = _metric_table(f"The model's own next calls in {sessions} sessions", "by itself", "in the grammar")
+    count = calls["free"]["parsed"]["count"]
+    table = _metric_table(f"The model's own next calls at {count} recorded ones", "by itself", "in the grammar")
     for name, label in CALLS:
         table.add_row(label, _number(calls["free"][name]["value"]), *_beside(calls["grammar"][name]))
     return table

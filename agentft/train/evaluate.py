@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from agentft.config.tools import use_tools
 from agentft.data.meta import TOKENIZER_NAME, load_meta
 from agentft.data.read import read_samples
 from agentft.errors import ConfigError, DataError
-from agentft.etai import Session, Split
+from agentft.etai import Split
 from agentft.evals.calls import call_metrics
 from agentft.evals.facts import session_facts
 from agentft.evals.heads import predict
 from agentft.evals.metrics import head_metrics
 from agentft.evals.replay import path_accuracy
 from agentft.feedback.judged import session_of
-from agentft.models.agent_model import AgentModel
 from agentft.models.export import load_model
 from agentft.report.page import calls_table, head_table, path_line
 from agentft.text.render import Renderer
@@ -45,7 +44,7 @@ def command(arguments: argparse.Namespace) -> int:
     console.print(head_table(result["heads"], title=f"Heads on {held_out['sessions']} sessions of {arguments.split}"))
     console.print(f"code loss there: {held_out['code_loss']:.3f} nats a trained token")
     if "calls" in result:
-        console.print(calls_table(result["calls"], sessions=arguments.calls))
+        console.print(calls_table(result["calls"]))
     if "path_accuracy" in result:
         console.print(path_line(result["path_accuracy"]))
     return 0
@@ -65,7 +64,7 @@ def evaluate_run(
 
     Raises:
         DataError: The run or the split is not there.
-        ConfigError: Path Accuracy is asked of a run that has no sandbox.
+        ConfigError: Path Accuracy is asked of a run that has no sandbox, or calls of one with a chat template.
     """
     if not (run / "config.yaml").is_file():
         raise DataError("no run here", where=str(run), expected="a folder that `composer train.py` has written")
@@ -74,6 +73,9 @@ def evaluate_run(
         hint = "its held-out losses are in summary.json (eval_loss)"
         raise ConfigError("a run of this stage has no heads to evaluate", where=str(run), got=config.stage, hint=hint)
     use_tools(config.tools)
+    if path_sessions:
+        _need_sandbox(config)
+    renderer = _renderer(config) if call_sessions or path_sessions else None
     model = load_model(run / "model")
     train = [session_of(sample["record"]) for sample in read_samples(config.data.shards, config.data.train_split)]
     samples = list(read_samples(config.data.shards, split))
@@ -85,15 +87,18 @@ def evaluate_run(
         "heads": {name: metric.as_dict() for name, metric in metrics.items()},
         "held_out": {"split": split, "sessions": len(sessions), "code_loss": said.code_loss},
     }
-    if call_sessions:
-        renderer = _renderer(config)
+    if renderer and call_sessions:
         shown = list(zip(sessions, facts, strict=True))[:call_sessions]
         result["calls"] = {}
         for name, grammar in (("free", False), ("grammar", True)):
             found = call_metrics(model, renderer, train_facts, shown, grammar=grammar, progress=progress)
             result["calls"][name] = {metric: value.as_dict() for metric, value in found.items()}
-    if path_sessions:
-        result["path_accuracy"] = _path_accuracy(config, run, model, sessions[:path_sessions])
+    if renderer and path_sessions:
+        executor = build_executor(config, run)
+        try:
+            result["path_accuracy"] = path_accuracy(model, renderer, sessions[:path_sessions], executor).as_dict()
+        finally:
+            executor.close()
     return result
 
 
@@ -104,8 +109,7 @@ def add_to_summary(run: Path, result: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**summary, **result}, indent=2) + "\n")
 
 
-def _path_accuracy(config: RunConfig, run: Path, model: AgentModel, sessions: Sequence[Session]) -> dict[str, Any]:
-    """Let the model act on ``sessions`` in the run's own kind of sandbox."""
+def _need_sandbox(config: RunConfig) -> None:
     if config.feedback.backend not in ("docker", "local"):
         raise ConfigError(
             "Path Accuracy executes new calls and needs a sandbox",
@@ -113,11 +117,6 @@ def _path_accuracy(config: RunConfig, run: Path, model: AgentModel, sessions: Se
             got=config.feedback.backend,
             expected="a run with docker or local",
         )
-    executor = build_executor(config, run)
-    try:
-        return path_accuracy(model, _renderer(config), sessions, executor).as_dict()
-    finally:
-        executor.close()
 
 
 def _renderer(config: RunConfig) -> Renderer:

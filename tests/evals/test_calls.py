@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_agent import learn_by_heart, make_model, make_renderer, repair_session
+from support_agent import make_model, repair_session
+from support_known import KNOWN
 
 from agentft.etai import Session
 from agentft.evals.calls import call_metrics, file_of
@@ -15,19 +16,7 @@ from agentft.models.agent_model import AgentModel
 from agentft.text.render import Renderer
 from agentft.tools import TOOLS, ToolCall
 
-KNOWN = [repair_session(number) for number in range(4)]
 TRAIN = [session_facts(session) for session in KNOWN]
-
-
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return make_renderer(KNOWN)
-
-
-@pytest.fixture(scope="module")
-def learned(renderer: Renderer) -> AgentModel:
-    """An agent that knows four sessions by heart."""
-    return learn_by_heart(make_model(renderer), renderer, KNOWN)
 
 
 def measured(model: AgentModel, renderer: Renderer, *sessions: Session, grammar: bool = False) -> dict[str, Metric]:

@@ -1,25 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from support_agent import InProcessExecutor, learn_by_heart, lost, make_model, make_renderer, repair_session, sessions
+from support_agent import InProcessExecutor, lost, make_model, sessions
+from support_known import KNOWN
 
 from agentft.errors import DataError
 from agentft.evals.replay import path_accuracy
 from agentft.models.agent_model import AgentModel
 from agentft.text.render import Renderer
-
-KNOWN = [repair_session(number) for number in range(4)]
-
-
-@pytest.fixture(scope="module")
-def renderer() -> Renderer:
-    return make_renderer(KNOWN)
-
-
-@pytest.fixture(scope="module")
-def learned(renderer: Renderer) -> AgentModel:
-    """An agent that knows four sessions by heart."""
-    return learn_by_heart(make_model(renderer), renderer, KNOWN)
 
 
 def test_an_agent_that_knows_the_repair_reaches_it_in_three_steps(learned: AgentModel, renderer: Renderer) -> None:

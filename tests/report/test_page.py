@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from agentft.errors import AgentFTError
-from agentft.report.page import HEADS, print_page
+from agentft.report.page import CALLS, HEADS, calls_table, print_page
 from agentft.train.demo import keep_previous, merge_summary
 
 
@@ -87,3 +87,15 @@ def test_summary_joins_three_reports(tmp_path: Path):
     assert merged["sessions"] == {"kept": 3, "by_split": {"train": 2, "test": 1}, "by_package": {"toolz": 3}}
     assert merged["seconds"] == {"fit": 1.0, "synth": 2.0}
     assert json.loads((run / "summary.json").read_text()) == merged
+
+
+def test_calls_stand_beside_their_baselines_by_themselves_and_in_the_grammar():
+    free = {name: _metric(0.25, 0.5) for name, _ in CALLS}
+    held = {name: _metric(0.75, 0.5) for name, _ in CALLS} | {"parsed": _metric(None, 0.5)}
+    console = Console(file=io.StringIO(), width=140)
+    console.print(calls_table({"free": free, "grammar": held}))
+    lines = console.file.getvalue().splitlines()
+    assert "at 9 recorded ones" in lines[0]
+    row = next(line for line in lines if "the recorded tool" in line)
+    assert [cell.strip() for cell in row.split("│")[2:6]] == ["0.250", "0.750", "0.500", "rule 0.500"]
+    assert "–" in next(line for line in lines if "well-formed calls" in line)

@@ -245,7 +245,7 @@ def test_a_finished_run_is_evaluated_beside_baselines(tmp_path: Path, shards: Pa
     from agentft.train.evaluate import add_to_summary, evaluate_run
 
     assert main(_words("run", tmp_path, shards, local, "train.duration=1ep", "feedback.probe.every=0")) == 0
-    result = evaluate_run(tmp_path / "run", "test", path_sessions=2)
+    result = evaluate_run(tmp_path / "run", "test", path_sessions=2, call_sessions=1)
     add_to_summary(tmp_path / "run", result)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["heads"] == result["heads"]
@@ -257,3 +257,6 @@ def test_a_finished_run_is_evaluated_beside_baselines(tmp_path: Path, shards: Pa
     assert result["held_out"]["code_loss"] > 0
     assert result["path_accuracy"]["count"] == 2
     assert result["path_accuracy"]["parse_ok"] == result["path_accuracy"]["calls"]
+    free, held = result["calls"]["free"], result["calls"]["grammar"]
+    assert held["parsed"]["value"] == 1.0 >= free["parsed"]["value"]
+    assert held["right_tool"]["count"] == held["same_call"]["count"] >= held["right_file"]["count"] > 0
