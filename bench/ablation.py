@@ -1,17 +1,18 @@
 """What each optional part of training changes on a held-out package: one factor at a time, the same seeds for each.
 
-    python bench/ablation.py --shards data/demo/shards                 # eighteen runs, about 50 minutes
-    python bench/ablation.py --shards data/demo/shards --only raspberry --seed 17
-    python bench/ablation.py --shards data/demo/shards --duration 20ba --seed 17      # does it run
+    python bench/ablation.py --sessions data/demo/sessions.jsonl --holdout toolz      # eighteen runs, 50 minutes
+    python bench/ablation.py --sessions … --holdout toolz --only raspberry --seed 17
+    python bench/ablation.py --sessions … --holdout toolz --duration 20ba --seed 17   # does it run
 
 Every run is `composer train.py` as a user starts it and `agentft eval`, without a probe and without the evaluation
-while training. Runs that are finished are not repeated, so a stopped ablation goes on. A difference is taken within a
-seed. No gate: the table (and the JSON) say what was measured; docs/results.md keeps it.
+while training, on shards that this script writes. Finished runs are not repeated, so a stopped ablation goes on. A
+difference is taken within a seed. No gate: the table (and the JSON) say what was measured; docs/results.md keeps it.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from typing import Any
 from kit.measure import RESULTS, machine, wide_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from agentft.config.load import load
+from agentft.data.shards import write_shards
+from agentft.errors import AgentFTError
 
 BASE = "as shipped"
 FACTORS: Mapping[str, Sequence[str]] = {
@@ -60,6 +65,9 @@ def main() -> int:
                 bar.update(task, description=f"{name}, seed {seed}")
                 try:
                     found[name][seed] = _measured(name, seed, overrides, options)
+                except AgentFTError as error:
+                    print(error, file=sys.stderr)
+                    return error.exit_code
                 except subprocess.CalledProcessError as error:
                     console.print(f"{name}, seed {seed}: exit code {error.returncode} of {' '.join(error.cmd)}")
                     console.print(error.output[-2000:], markup=False, highlight=False)
@@ -74,7 +82,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=Path, required=True, help="shards with train, val and test splits")
+    parser.add_argument("--sessions", type=Path, required=True, help="sessions of several repositories")
+    parser.add_argument("--holdout", action="append", required=True, help="repository that is measured on")
+    parser.add_argument("--val-share", type=float, default=0.2, help="of the other sessions, for the calibration")
     parser.add_argument("--config", type=Path, default=ROOT / "yamls/agent/tiny-glm.yaml")
     parser.add_argument("--seed", type=int, action="append", help="repeat for several (default: 17, 18, 19)")
     parser.add_argument("--only", action="append", choices=[name for name in FACTORS if name != BASE])
@@ -98,12 +108,30 @@ def _measured(name: str, seed: int, overrides: Sequence[str], options: argparse.
     summary = run / "summary.json"
     if not (summary.is_file() and "heads" in json.loads(summary.read_text())):
         common = [f"run_name={run.name}", f"runs_dir={run.parent}", "overwrite=true", f"seed={seed}"]
-        common += [f"data.shards={options.shards}", "train.eval_interval=0ba", "feedback.probe.every=0"]
+        common += ["train.eval_interval=0ba", "feedback.probe.every=0"]
         common += [f"train.duration={options.duration}"] if options.duration else []
+        shards = _shards([*overrides, *options.overrides], options)
         train = ["-m", "composer.cli.launcher", "-n", "1", str(ROOT / "train.py"), str(options.config)]
-        _run([sys.executable, *train, *common, *overrides, *options.overrides])
+        _run([sys.executable, *train, *common, *overrides, *options.overrides, f"data.shards={shards}"])
         _run([sys.executable, "-m", "agentft.cli", "eval", str(run), "--json"])
     return _figures(json.loads(summary.read_text()))
+
+
+def _shards(overrides: Sequence[str], options: argparse.Namespace) -> Path:
+    """Return shards as a run with these overrides renders them, written at the first need."""
+    config = load(options.config, overrides)
+    rendered = repr((config.text, config.model.feedback_positions)).encode()
+    folder: Path = options.runs / f"shards-{hashlib.sha256(rendered).hexdigest()[:12]}"
+    if not folder.is_dir():
+        write_shards(
+            [options.sessions],
+            folder,
+            text=config.text,
+            positions=config.model.feedback_positions,
+            holdout=options.holdout,
+            val_share=options.val_share,
+        )
+    return folder
 
 
 def _run(argv: Sequence[str]) -> None:

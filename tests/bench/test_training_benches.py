@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_runs import make_shards
+from support_agent import sessions
 
 from agentft.config.load import load
 
@@ -73,9 +73,12 @@ def test_an_ablation_compares_within_a_seed_and_does_not_repeat_what_is_done(tmp
     finished.parent.mkdir(parents=True)
     heads = {"tool_accuracy": {"value": 2.0}, "outcome_auc": {"value": None}}
     finished.write_text(json.dumps({"heads": heads, "held_out": {"code_loss": 99.0}, "seconds": {"fit": 7.0}}))
-    words = [sys.executable, str(REPO / "bench" / "ablation.py"), "--shards", str(make_shards(tmp_path))]
+    words = [sys.executable, str(REPO / "bench" / "ablation.py"), "--sessions", str(tmp_path / "sessions.jsonl")]
     words += ["--runs", str(runs), "--json", str(report), "--seed", "5", "--only", "distillation", "--duration", "1ba"]
-    words += ["feedback.backend=local", "train.precision=fp32"]
+    words += ["--holdout", "held-out", "feedback.backend=local", "train.precision=fp32"]
+    names = ["calc"] * 12 + ["held-out"] * 4
+    made = [session.model_copy(update={"repository": name}) for session, name in zip(sessions(16), names, strict=True)]
+    (tmp_path / "sessions.jsonl").write_text("".join(session.model_dump_json() + "\n" for session in made))
     done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())["found"]
