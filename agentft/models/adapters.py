@@ -61,7 +61,8 @@ def attach(backbone: PreTrainedModel, config: LoraConfig, new_rows: Sequence[int
         ModelError: A name in ``targets`` fits no layer, or none of ``LINEAR_LAYERS`` does.
     """
     backbone.requires_grad_(False)
-    pattern = _pattern(backbone, config.targets)
+    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    pattern = target_pattern(linear, config.targets)
     wanted = PeftLoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # only ever divided by r
@@ -290,9 +291,12 @@ def _added(backbone: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in backbone.named_parameters() if own.fullmatch(name)}
 
 
-def _pattern(backbone: nn.Module, targets: Sequence[str]) -> str:
-    """Return the regular expression of the layers that get an adapter; every name must fit one."""
-    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+def target_pattern(linear: Sequence[str], targets: Sequence[str]) -> str:
+    """Return the regular expression of the layers that get an adapter, out of the names of all ``linear`` layers.
+
+    Raises:
+        ModelError: A name in ``targets`` fits no layer, or none of ``LINEAR_LAYERS`` does.
+    """
     fits = {target: rf"(?!{_ROUTED})(?:.*\.)?{re.escape(target)}" for target in targets or LINEAR_LAYERS}
     found = [target for target, regex in fits.items() if any(re.fullmatch(regex, name) for name in linear)]
     missing = [target for target in targets if target not in found]

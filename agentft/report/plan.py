@@ -134,6 +134,7 @@ def setup_of(config: RunConfig, *, ranks: int, meta: ShardMeta | None) -> Setup:
         eager=config.model.attention == "eager",
         chunk=config.train.vocab_chunk_tokens,
         lora_rank=lora.rank if lora is not None else 0,
+        lora_targets=tuple(lora.targets) if lora is not None else (),
         frozen_bytes=frozen,
         on_gpu=config.train.device != "cpu",
     )

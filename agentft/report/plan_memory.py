@@ -10,11 +10,14 @@ Large Transformer Models", arXiv:2205.05198), whose figure of 34·s·b·h bytes 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from agentft.etai import INTENTS
+from agentft.models.adapters import target_pattern
 from agentft.models.causal_blocks import BLOCK, LONGEST
 from agentft.models.heads import AgentHeads
 from agentft.report.plan_models import ModelShape
@@ -41,6 +44,7 @@ class Setup:
         eager: Attention that keeps its scores.
         chunk: Trained positions whose logits exist at a time; 0 is all.
         lora_rank: 0 trains all weights.
+        lora_targets: Names of the layers with an adapter; (): those of the architecture.
         frozen_bytes: Of a frozen weight (LoRA): 4, 2, or about 0.52 with nf4.
         on_gpu: Whether another device than the host holds it.
     """
@@ -58,6 +62,7 @@ class Setup:
     eager: bool = False
     chunk: int = 256
     lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
     frozen_bytes: float = FP32
     on_gpu: bool = False
 
@@ -102,7 +107,9 @@ def step_memory(shape: ModelShape, setup: Setup) -> StepMemory:
     """Return what one rank holds."""
     heads = head_parameters(shape.config.hidden_size)
     frozen = shape.parameters if setup.lora_rank else 0
-    trained = heads + (lora_parameters(shape, setup.lora_rank) if setup.lora_rank else shape.parameters)
+    trained = heads + (
+        lora_parameters(shape, setup.lora_rank, setup.lora_targets) if setup.lora_rank else shape.parameters
+    )
     share = setup.ranks if setup.sharded else 1
     per_token, layer = activation_bytes(shape, setup)
     width = shape.config.vocab_size
@@ -145,9 +152,19 @@ def _casts(shape: ModelShape, setup: Setup, root: int) -> float:
     return BF16 * (root + 2 * shape.layer if setup.sharded else shape.parameters)
 
 
-def lora_parameters(shape: ModelShape, rank: int) -> int:
-    """Return the parameters of adapters of this rank on every linear layer but the router and routed experts."""
-    return sum(rank * (inputs + outputs) * times for inputs, outputs, times in shape.linears.values())
+def lora_parameters(shape: ModelShape, rank: int, targets: Sequence[str] = ()) -> int:
+    """Return the parameters of adapters of this rank on the layers that ``model.lora.targets`` names.
+
+    Raises:
+        ModelError: A name in ``targets`` fits no layer.
+    """
+    return sum(rank * (inputs + outputs) * times for inputs, outputs, times in _adapted(shape, targets))
+
+
+def _adapted(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int, int]]:
+    names = {key: key.split("/")[0] for key in shape.linears}
+    fits = re.compile(target_pattern(list(names.values()), targets))
+    return [size for key, size in shape.linears.items() if fits.fullmatch(names[key])]
 
 
 def activation_bytes(shape: ModelShape, setup: Setup) -> tuple[float, float]:
@@ -174,7 +191,7 @@ def _layer_bytes(shape: ModelShape, setup: Setup, *, routed: bool) -> float:
     kept = shape.norms * config.hidden_size * norm
     kept += _attention(shape, setup) * low
     if setup.lora_rank:
-        kept += setup.lora_rank * len(shape.linears) * low
+        kept += setup.lora_rank * len(_adapted(shape, setup.lora_targets)) * low
     if not routed:
         return kept + 4 * config.intermediate_size * low
     experts, inner = config.num_experts_per_tok, config.moe_intermediate_size

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from agentft.cli import main
-from agentft.config.schema import ModelConfig
+from agentft.config.schema import LoraConfig, ModelConfig
 from agentft.errors import ModelError
-from agentft.report.plan_memory import Setup, step_memory
+from agentft.models.adapters import attach
+from agentft.models.backbone import preset_config
+from agentft.report.plan_memory import Setup, lora_parameters, step_memory
 from agentft.report.plan_models import model_shape
 from agentft.report.plan_trace import trace_step
 
@@ -69,6 +72,24 @@ def test_what_saves_memory_saves_it_in_the_plan() -> None:
     assert peak(lora_rank=16, frozen_bytes=2.0) < peak()
     assert peak(lora_rank=16, frozen_bytes=0.52) < peak(lora_rank=16, frozen_bytes=2.0)
     assert peak(ranks=8) > peak()  # buckets of data parallelism
+
+
+@pytest.mark.parametrize("preset", ["tiny-glm", "tiny-kimi"])
+@pytest.mark.parametrize("targets", [[], ["o_proj"], ["gate_proj", "up_proj", "gate_up_proj"]])
+def test_adapters_are_counted_on_the_layers_that_get_one(preset: str, targets: list[str]) -> None:
+    model = ModelConfig(preset=preset)
+    shape = model_shape(model, vocab_size=512)
+    here = {name.split("/")[0].split(".")[-1] for name in shape.linears}
+    wanted = [target for target in targets if target in here]
+    backbone = AutoModelForCausalLM.from_config(preset_config(preset, 512))
+    attach(backbone, LoraConfig(rank=4, targets=wanted, train_embeddings=False), [], seed=1)
+    built = sum(p.numel() for name, p in backbone.named_parameters() if "lora_" in name)
+    assert lora_parameters(shape, 4, wanted) == built > 0
+
+
+def test_an_adapter_on_a_layer_that_is_not_there_is_refused_by_the_plan_too() -> None:
+    with pytest.raises(ModelError, match=r"model\.lora\.targets"):
+        lora_parameters(model_shape(ModelConfig(preset="tiny-glm"), vocab_size=512), 4, ["wqkv"])
 
 
 @pytest.mark.parametrize("name", ["tiny-glm", "tiny-kimi", "glm-4-9b", "qwen2.5-coder-7b", "moonlight"])
