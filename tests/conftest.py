@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support_leftovers import Machine
 from support_s3 import S3Server, find_weed, make_client, s3_server
 
 REPO = Path(__file__).resolve().parents[1]
 THREADS = torch.get_num_threads()
+BEFORE, LEFT = pytest.StashKey[Machine](), pytest.StashKey[list[str]]()
 
 
 @functools.cache
@@ -31,6 +33,28 @@ def engine_problem() -> str | None:
     except Exception as error:
         return f"no Docker Engine answers: {str(error).splitlines()[0][:200]}"
     return None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note what is on the machine before the first test."""
+    session.stash[BEFORE] = Machine(lambda: engine_problem() is None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Compare with what is there after the last; under ``CI=true`` something left behind fails the suite."""
+    left = session.stash[BEFORE].left_behind()
+    session.config.stash[LEFT] = left
+    if left and exitstatus == 0 and os.environ.get("CI") == "true":
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the tests left on the machine."""
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("left behind on this machine")
+        for line in left:
+            terminalreporter.line(line)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

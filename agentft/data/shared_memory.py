@@ -109,14 +109,19 @@ def living_readers(folders: Sequence[str], *, shm: Path = Path("/dev/shm")) -> s
     return readers
 
 
-def _names(locals_segment: Path, folders: Sequence[str], *, when_empty: bool) -> bool:
-    """Whether the folder list in ``NNNNNN_locals`` names one of ``folders``; ``when_empty`` if there is no list."""
+def folders_of(locals_segment: Path) -> list[str]:
+    """Return the folders that ``NNNNNN_locals`` says its job reads; none where it is not there (any more)."""
     try:
         content = locals_segment.read_bytes()
     except FileNotFoundError:
-        return when_empty
+        return []
     (size,) = struct.unpack("<i", content[:4])
-    names = content[4:size].decode("utf-8", "replace").split("\0")[:-1]  # the last entry is the number
+    return content[4:size].decode("utf-8", "replace").split("\0")[:-1]  # the last entry is the number
+
+
+def _names(locals_segment: Path, folders: Sequence[str], *, when_empty: bool) -> bool:
+    """Whether the folder list in ``NNNNNN_locals`` names one of ``folders``; ``when_empty`` if there is no list."""
+    names = folders_of(locals_segment)
     return any(name in folders for name in names) if names else when_empty
 
 
