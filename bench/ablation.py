@@ -37,17 +37,17 @@ FACTORS: Mapping[str, Sequence[str]] = {
     "curriculum": ("data.curriculum.by=steps",),
     "distillation": ("loss.distill.start=0.1",),
 }
-FIGURES: Mapping[str, int] = {
-    "tool_accuracy": 3,
-    "intent_f1": 3,
-    "outcome_auc": 3,
-    "outcome_auc_after_edit": 3,
-    "outcome_brier": 3,
-    "cursor_error_lines": 2,
-    "code_loss": 3,
-    "fit_s": 0,
+FIGURES: Mapping[str, tuple[str, int]] = {
+    "tool_accuracy": ("next tool", 3),
+    "intent_f1": ("intents, F1", 3),
+    "outcome_auc": ("outcome, AUC", 3),
+    "outcome_auc_after_edit": ("… after edit", 3),
+    "outcome_brier": ("Brier", 3),
+    "cursor_error_lines_median": ("caret, lines", 0),
+    "code_loss": ("code loss", 2),
+    "fit_s": ("training, s", 0),
 }
-"""Columns, with their digits; ``code_loss`` is nats a trained token of the held-out package."""
+"""Columns: what they are called, and their digits; ``code_loss`` is nats a trained token of the held-out package."""
 Found = dict[str, dict[int, dict[str, float | None]]]
 """Setting → seed → figure → value."""
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,12 +146,15 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _show(found: Found) -> None:
-    table = Table("setting", *FIGURES, title="Mean over seeds; below it each seed's difference to the run as shipped")
+    table = Table("setting", title="Mean over seeds; below it each seed's difference to the run as shipped")
+    for label, _ in FIGURES.values():
+        table.add_column(label, justify="right")
     for name, by_seed in found.items():
-        table.add_row(name, *(_mean([by_seed[seed][f] for seed in by_seed], digits) for f, digits in FIGURES.items()))
+        columns = {figure: [by_seed[seed][figure] for seed in by_seed] for figure in FIGURES}
+        table.add_row(name, *(_mean(values, FIGURES[figure][1]) for figure, values in columns.items()))
         if name != BASE:
             pairs = {f: [(by_seed[seed][f], found[BASE][seed][f]) for seed in by_seed] for f in FIGURES}
-            changes = [" ".join(_change(*pair, FIGURES[f]) for pair in pairs[f]) for f in FIGURES]
+            changes = [" ".join(_change(*pair, min(2, FIGURES[f][1])) for pair in pairs[f]) for f in FIGURES]
             table.add_row("", *changes, style="dim", end_section=True)
     console.print(table)
 
@@ -162,7 +165,8 @@ def _mean(values: Sequence[float | None], digits: int) -> str:
 
 
 def _change(value: float | None, base: float | None, digits: int) -> str:
-    return "-" if value is None or base is None else f"{value - base:+.{digits}f}"
+    """Return a difference without its leading zero: six columns of three have to fit."""
+    return "-" if value is None or base is None else f"{value - base:+.{digits}f}".replace("0.", ".", 1)
 
 
 if __name__ == "__main__":

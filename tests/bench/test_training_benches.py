@@ -88,4 +88,4 @@ def test_an_ablation_compares_within_a_seed_and_does_not_repeat_what_is_done(tmp
     assert (started.loss.distill.start, started.seed, started.train.duration) == (0.1, 5, "1ba")
     summary = json.loads((runs / "distillation-5" / "summary.json").read_text())
     assert found["distillation"]["5"]["code_loss"] == summary["held_out"]["code_loss"] > 0
-    assert f"{summary['held_out']['code_loss'] - 99:+.3f}" in done.stdout
+    assert f"{summary['held_out']['code_loss'] - 99:+.2f}" in done.stdout
