@@ -7,12 +7,14 @@
 
 Processes are those with this suite's mark in their environment, which they inherit, whoever their parent is by then.
 The segments of Streaming that killed jobs leave go the way they go for a user: the next start on the same folder
-removes them (``clean_stale``). What other programs start in the meantime counts too: a verdict needs a quiet machine.
+removes them (``clean_stale``); those that this process still maps go when it ends. What other programs start in the
+meantime counts too: a verdict needs a quiet machine.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -48,7 +50,7 @@ class Machine:
 
     def _now(self) -> dict[str, set[str]]:
         found = {"processes": set(self._processes())}
-        found["shared memory"] = {path.name for path in SHM.iterdir()} if SHM.is_dir() else set()
+        found["shared memory"] = _segments()
         if self._engine:
             import docker
 
@@ -72,3 +74,12 @@ class Machine:
             if not own and f"{MARK}={self._mark}".encode() in environment and command:
                 found.append(f"{folder.name} {command[:160]}")
         return found
+
+
+def _segments() -> set[str]:
+    """Return what lies in shared memory, without what this process maps and all with its number: it goes with it."""
+    if not SHM.is_dir():
+        return set()
+    mine = set(re.findall(rf"{SHM}/(\S+)", Path("/proc/self/maps").read_text(errors="replace")))
+    numbers = {name[:7] for name in mine if re.match(r"\d{6}_", name)}
+    return {path.name for path in SHM.iterdir() if path.name not in mine and path.name[:7] not in numbers}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_shared_memory_is_seen(machine: Machine) -> None:
     finally:
         segment.unlink()
     assert f"shared memory: {segment.name}" not in machine.left_behind()
+
+
+def test_shared_memory_that_this_process_holds_goes_with_it(machine: Machine) -> None:
+    held = SharedMemory(create=True, size=8)
+    try:
+        assert not [line for line in machine.left_behind() if held.name in line]
+    finally:
+        held.close()
+    assert [line for line in machine.left_behind() if held.name in line], "closed, but not removed"
+    held.unlink()
 
 
 @pytest.mark.engine
