@@ -166,7 +166,9 @@ def _mean(values: Sequence[float | None], digits: int) -> str:
 
 def _change(value: float | None, base: float | None, digits: int) -> str:
     """Return a difference without its leading zero: six columns of three have to fit."""
-    return "-" if value is None or base is None else f"{value - base:+.{digits}f}".replace("0.", ".", 1)
+    if value is None or base is None:
+        return "-"
+    return f"{value - base:+.{digits}f}".replace("+0.", "+.").replace("-0.", "-.")
 
 
 if __name__ == "__main__":

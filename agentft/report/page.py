@@ -123,7 +123,6 @@ def _honest_note(heads: Mapping[str, Mapping[str, Any]], path_accuracy: Mapping[
     if path_accuracy:
         lines.append(path_line(path_accuracy))
     return Text("\n".join(lines))
-    return Text("\n".join(lines) or "Every head is better than its best baseline.")
 
 
 def path_line(accuracy: Mapping[str, Any]) -> str:

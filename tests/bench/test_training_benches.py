@@ -89,3 +89,23 @@ def test_an_ablation_compares_within_a_seed_and_does_not_repeat_what_is_done(tmp
     summary = json.loads((runs / "distillation-5" / "summary.json").read_text())
     assert found["distillation"]["5"]["code_loss"] == summary["held_out"]["code_loss"] > 0
     assert f"{summary['held_out']['code_loss'] - 99:+.2f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "digits", "shown"),
+    [
+        (0.2, 0.1, 2, "+.10"),
+        (0.0, 0.05, 2, "-.05"),
+        (10.5, 0.0, 2, "+10.50"),
+        (8.5, 99.0, 2, "-90.50"),
+        (20.0, 0.0, 0, "+20"),
+        (None, 1.0, 2, "-"),
+    ],
+)
+def test_a_difference_loses_its_leading_zero_and_nothing_else(
+    value: float | None, base: float, digits: int, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "bench"))
+    import ablation
+
+    assert ablation._change(value, base, digits) == shown
