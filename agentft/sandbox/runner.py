@@ -29,7 +29,6 @@ import os
 import select
 import signal
 import struct
-import subprocess
 import sys
 import time
 from typing import Any, NoReturn
@@ -39,6 +38,7 @@ from agentft.sandbox.runner_filter import become_undumpable, drop_capabilities, 
 
 HEADER = struct.Struct(">II")
 WATCH_INTERVAL_S = 0.03
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # as it starts; its children get the default back
 COUNTERS = (  # event, file of cgroup v2 or v1, key
     ("oom", "/sys/fs/cgroup/memory.events", b"oom_kill "),
     ("pids", "/sys/fs/cgroup/pids.events", b"max "),
@@ -106,6 +106,8 @@ class Call:
         self.config, self.request, self.stdin = config, request, stdin
         self.out, self.err = bytearray(), bytearray()
         self.streams: dict[int, bytearray] = {}  # descriptor → what is kept of it
+        self.held: list[int] = []  # the other ends: while they are open, the end of the command wakes nobody twice
+        self.input: int | None = None  # descriptor of the command's stdin, until all is fed
         self.cap, self.total = request["output_bytes"], 0
         self.hits: set[str] = set()  # limits of the container that were hit: oom, pids
         self.code: int | None = None  # of a command that ended by itself
@@ -116,37 +118,64 @@ class Call:
         """Run it; return the answer and stdout + stderr."""
         before = read_counters(self.config["counters"])
         try:
-            process = subprocess.Popen(
-                self.request["argv"],
-                cwd=os.path.normpath(os.path.join(self.config["workspace"], self.request["cwd"])),
-                env=self.request["env"],
-                stdin=subprocess.PIPE if self.stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
+            pid = self.start()
         except BlockingIOError:
             raise RuntimeError("cannot start a process: the limit is reached although nothing runs") from None
         except (OSError, ValueError) as error:
+            self.close()
             return self.not_started(error)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.streams = {process.stdout.fileno(): self.out, process.stderr.fileno(): self.err}
-        die_first(process.pid)
-        self.attend(process)
+        die_first(pid)
+        self.attend(pid)
         duration_s = time.monotonic() - self.started
-        sweep()  # whoever could still write is dead: both pipes end
-        process.returncode = 0  # reaped already; keeps Popen from waiting for it
-        for fd, kept in self.streams.items():
-            while self.take(fd, kept):
+        sweep()  # whoever could still write is dead
+        for fd in self.streams:
+            while self.take(fd):
                 pass
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe:
-                pipe.close()
-        after = read_counters(self.config["counters"])
-        self.hits.update(event for event in after if after[event] != before[event])
+        self.close()
+        self.hits.update(limits_hit(self.config["counters"], before, read_counters(self.config["counters"])))
         return self.answer(duration_s)
+
+    def start(self) -> int:
+        """Start the command in a session of its own; return its process id.
+
+        ``posix_spawnp`` rather than ``subprocess``, which takes a tenth of a millisecond more. It looks in the folders
+        of this process's own PATH and starts where this process stands.
+        """
+        request, stdin = self.request, None
+        actions: list[tuple[Any, ...]] = []
+        try:
+            if self.stdin:
+                stdin, self.input = os.pipe()
+                os.set_blocking(self.input, False)
+                actions.append((os.POSIX_SPAWN_DUP2, stdin, 0))
+            else:
+                actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+            for number, kept in ((1, self.out), (2, self.err)):
+                stream, end = os.pipe()
+                self.streams[stream] = kept
+                self.held.append(end)
+                os.set_blocking(stream, False)
+                actions.append((os.POSIX_SPAWN_DUP2, end, number))
+            os.environ["PATH"] = request["env"].get("PATH", os.defpath)
+            os.chdir(os.path.normpath(os.path.join(self.config["workspace"], request["cwd"])))
+            return os.posix_spawnp(
+                request["argv"][0],
+                request["argv"],
+                request["env"],
+                file_actions=actions,
+                setsid=True,
+                setsigdef=IGNORED_BY_PYTHON,
+            )
+        finally:
+            os.chdir("/")
+            if stdin is not None:
+                os.close(stdin)
+
+    def close(self) -> None:
+        """Close this side's ends of the pipes."""
+        for fd in (*self.streams, *self.held, *(() if self.input is None else (self.input,))):
+            os.close(fd)
+        self.streams, self.held, self.input = {}, [], None
 
     def not_started(self, error: Exception) -> tuple[dict[str, Any], bytes]:
         """Answer as a shell does: 127 if there is no such command, else 126."""
@@ -156,17 +185,15 @@ class Call:
         self.total, self.code = len(self.err), 127 if isinstance(error, FileNotFoundError) else 126
         return self.answer(time.monotonic() - self.started)
 
-    def attend(self, process: subprocess.Popen[bytes]) -> None:
+    def attend(self, main_pid: int) -> None:
         """Feed stdin, collect output, until the command ends or has to be stopped."""
         poller, unsent, wake = select.poll(), memoryview(self.stdin), self.config["wake"]
         poller.register(0, 0)  # only hang-up is of interest
         poller.register(wake, select.POLLIN)
         for fd in self.streams:
-            os.set_blocking(fd, False)
             poller.register(fd, select.POLLIN)
-        if process.stdin:
-            os.set_blocking(process.stdin.fileno(), False)
-            poller.register(process.stdin.fileno(), select.POLLOUT)
+        if self.input is not None:
+            poller.register(self.input, select.POLLOUT)
         deadline, watch = self.started + self.request["timeout_s"], self.config.get("watch")
         while self.code is None and not self.stopped:
             wait_s = deadline - time.monotonic()
@@ -183,30 +210,29 @@ class Call:
                     os.read(fd, 4096)
                     if watch:  # before the dead are reaped: they count for the kernel's limit
                         self.count(len(processes()), watch)
-                    self.code = reap(process.pid)
+                    self.code = reap(main_pid)
                 elif fd in self.streams:
-                    if not self.take(fd, self.streams[fd]):
-                        poller.unregister(fd)
+                    self.take(fd)
                 else:
                     unsent = feed(fd, unsent)
-                    if not unsent and process.stdin:
+                    if not unsent:
                         poller.unregister(fd)
-                        process.stdin.close()
-                        process.stdin = None
+                        os.close(fd)
+                        self.input = None
             if self.total > self.cap:
                 self.stopped = "output_limit"
             elif watch and self.code is None:
                 self.sample(watch)
 
-    def take(self, fd: int, kept: bytearray) -> bool:
-        """Read once; keep what fits under the cap. False at the end of the stream."""
+    def take(self, fd: int) -> bool:
+        """Read once; keep what fits under the cap. False if there is nothing."""
         try:
             data = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
-            return True
-        kept += data[: max(0, self.cap - self.total)]
+            return False
+        self.streams[fd] += data[: max(0, self.cap - self.total)]
         self.total += len(data)
-        return bool(data)
+        return True
 
     def sample(self, limits: dict[str, int]) -> None:
         """Add up resident memory and threads of everything that runs; what ends meanwhile counts as one thread."""
@@ -260,13 +286,21 @@ def open_counters() -> list[tuple[str, int, bytes]]:
     ]
 
 
-def read_counters(counters: list[tuple[str, int, bytes]]) -> dict[str, int]:
-    """Return how often each limit was hit since the container began."""
-    counts = {}
-    for event, fd, key in counters:
-        lines = os.pread(fd, 4096, 0).splitlines()
-        counts[event] = next((int(line[len(key) :]) for line in lines if line.startswith(key)), 0)
-    return counts
+def read_counters(counters: list[tuple[str, int, bytes]]) -> list[bytes]:
+    """Return what each file of ``counters`` says."""
+    return [os.pread(fd, 4096, 0) for _, fd, _ in counters]
+
+
+def limits_hit(counters: list[tuple[str, int, bytes]], before: list[bytes], after: list[bytes]) -> set[str]:
+    """Return the events whose counter moved between two readings (which are mostly equal, byte for byte)."""
+
+    def count(text: bytes, key: bytes) -> int:
+        return next((int(line[len(key) :]) for line in text.splitlines() if line.startswith(key)), 0)
+
+    if before == after:
+        return set()
+    readings = zip(counters, before, after, strict=True)
+    return {event for (event, _, key), old, new in readings if count(old, key) != count(new, key)}
 
 
 def processes() -> list[str]:
@@ -315,10 +349,15 @@ def feed(fd: int, unsent: memoryview) -> memoryview:
 def die_first(pid: int) -> None:
     """If memory runs out, the command is to go before the runner."""
     try:
-        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"1000")
+        file = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
-        pass  # it has ended already
+        return  # it has ended already
+    try:
+        os.write(file, b"1000")
+    except OSError:
+        pass  # it has ended now
+    finally:
+        os.close(file)
 
 
 def reset(folders: list[str]) -> None:
