@@ -16,6 +16,7 @@ from agentft.config.schema import LoraConfig, ModelConfig
 from agentft.errors import ModelError
 from agentft.models.adapters import attach
 from agentft.models.backbone import preset_config
+from agentft.report.plan import ALLOCATOR
 from agentft.report.plan_memory import Setup, lora_parameters, step_memory
 from agentft.report.plan_models import model_shape
 from agentft.report.plan_trace import trace_step
@@ -40,11 +41,16 @@ def test_a_model_without_a_configuration_is_refused(tmp_path: Path) -> None:
         model_shape(ModelConfig(path=str(tmp_path)), vocab_size=None)
 
 
-def measured(**changes: object) -> dict[str, float]:
-    """Train a tiny agent in a process whose allocator gives memory back at once; what it took and what was planned."""
+def measured(*, gives_back: bool = True, **changes: object) -> dict[str, float]:
+    """Train a tiny agent in a process of its own; return what it took and what was planned.
+
+    ``gives_back``: the allocator gives memory back at once, so that what is resident is what was asked for.
+    """
     asked = {"preset": "tiny-glm", "rows": 4, "tokens": 2048, "vocab": 4096, "trained": 600, "chunk": 256}
     asked |= {"packed": True, "amp": False, "recompute": False, "passes": 1, **changes}
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if gives_back:
+        env |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(
         [sys.executable, str(WORKER), json.dumps(asked)], capture_output=True, text=True, env=env, check=False
     )
@@ -57,6 +63,13 @@ def test_the_planned_peak_is_the_measured_one() -> None:
     found = measured()
     assert found["planned_parameters"] == found["parameters"]
     assert found["planned_mib"] == pytest.approx(found["measured_mib"], rel=0.15)
+
+
+def test_the_allocator_as_it_is_lies_between_low_and_high() -> None:
+    found = measured(gives_back=False, passes=2)
+    low, expected, high = (factor * found["planned_mib"] for factor in ALLOCATOR["cpu"])
+    assert low < found["measured_mib"] < high
+    assert expected == pytest.approx(found["measured_mib"], rel=0.15)
 
 
 def test_what_saves_memory_saves_it_in_the_plan() -> None:
