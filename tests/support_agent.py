@@ -31,7 +31,7 @@ from agentft.text.vocab import Vocab, train_tokenizer
 from agentft.tools import TOOLS, ToolCall
 
 TEXT = TextConfig(max_tokens=512, result_tokens=48)
-POSITIONS = FeedbackPositionsConfig()
+POSITIONS = FeedbackPositionsConfig(enabled=True)
 
 
 def run_call(files: dict[str, str], call: ToolCall) -> ExecResult:

@@ -36,7 +36,7 @@ class TextConfig:
 class FeedbackPositionsConfig:
     """Own positions for result tokens."""
 
-    enabled: bool = True  # off: positions of the plain model
+    enabled: bool = False  # off: positions of the plain model
     start: int = 10000  # first position of the reserved range
     rotary_base: float = 10000.0  # rotary frequency base inside the range
 

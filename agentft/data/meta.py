@@ -149,6 +149,8 @@ def check_fingerprint(
     shards |= {f"text.{key}": value for key, value in (asdict(TextConfig()) | meta.text).items()}
     shards |= {f"model.feedback_positions.{key}": value for key, value in meta.positions.items()}
     ignored = {"model.feedback_positions.rotary_base"}  # changes the model, not the tokens
+    if not (positions.enabled or meta.positions["enabled"]):
+        ignored.add("model.feedback_positions.start")
     differing = sorted(
         key for key in run.keys() | shards.keys() if run.get(key) != shards.get(key) and key not in ignored
     )

@@ -73,8 +73,8 @@ BROKEN: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     "number where a schedule belongs": ("run_name: t", "run_name: t\nloss: {tool: 0.2}", 2, ("write {start: 0.2}",)),
     "positions inside the conversation": (
         "tiny-glm",
-        "tiny-glm\n  feedback_positions:\n    start: 100",
-        5,
+        "tiny-glm\n  feedback_positions:\n    enabled: true\n    start: 100",
+        6,
         ("feedback positions", "start=100", "text.max_tokens"),
     ),
     "unknown variable": ("shards: shards", "shards: ${oc.env:AGENTFT_NOT_SET}", 5, ("AGENTFT_NOT_SET",)),

@@ -30,7 +30,7 @@ def written(sessions_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Sh
         [sessions_file],
         tmp_path_factory.mktemp("written") / "shards",
         text=TextConfig(max_tokens=512),
-        positions=FeedbackPositionsConfig(),
+        positions=FeedbackPositionsConfig(enabled=True),
         vocab_size=600,
         holdout=["iniconfig"],
     )

@@ -35,13 +35,14 @@ def test_write_takes_text_and_positions_from_a_yaml(
 ) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
-        "run_name: x\nmodel: {preset: tiny-glm, feedback_positions: {start: 5000}}\n"
+        "run_name: x\nmodel: {preset: tiny-glm, feedback_positions: {enabled: true, start: 5000}}\n"
         "data: {shards: s}\ntext: {max_tokens: 300, handles: false}\ntrain: {duration: 1ep}\n"
     )
     arguments = ["shards", "write", str(sessions_file), "-o", str(tmp_path / "s"), "--config", str(config), "--json"]
     assert cli.main([*arguments, "--vocab-size", "600"]) == 0
     meta = json.loads(capsys.readouterr().out)["meta"]
-    assert (meta["text"]["max_tokens"], meta["text"]["handles"], meta["positions"]["start"]) == (300, False, 5000)
+    assert (meta["text"]["max_tokens"], meta["text"]["handles"]) == (300, False)
+    assert (meta["positions"]["enabled"], meta["positions"]["start"]) == (True, 5000)
 
 
 def test_verify_answers_in_text_and_json(written: ShardReport, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ from agentft.text.render import TEMPLATE_VERSION, Renderer
 from agentft.text.vocab import Vocab, load_tokenizer, tokenizer_fingerprint
 from agentft.tools.builtin import BUILTIN_TOOLS
 
-TEXT, POSITIONS = TextConfig(max_tokens=512), FeedbackPositionsConfig()
+TEXT, POSITIONS = TextConfig(max_tokens=512), FeedbackPositionsConfig(enabled=True)
 Factory = Callable[..., Session]
 
 
@@ -324,9 +324,13 @@ def test_fingerprint_accepts_the_same_and_states_both_sides(written: ShardReport
 
 
 def test_rotary_base_does_not_change_tokens(written: ShardReport) -> None:
-    _fits(written.meta, positions=FeedbackPositionsConfig(rotary_base=500.0))
+    _fits(written.meta, positions=FeedbackPositionsConfig(enabled=True, rotary_base=500.0))
     with pytest.raises(DataError, match=r"feedback_positions.start = 10000 in the shards"):
-        _fits(written.meta, positions=FeedbackPositionsConfig(start=20000))
+        _fits(written.meta, positions=FeedbackPositionsConfig(enabled=True, start=20000))
+    with pytest.raises(DataError, match=r"feedback_positions.enabled = True in the shards"):
+        _fits(written.meta, positions=FeedbackPositionsConfig(enabled=False))
+    plain = written.meta.model_copy(update={"positions": {**written.meta.positions, "enabled": False}})
+    _fits(plain, positions=FeedbackPositionsConfig(enabled=False, start=20000))
 
 
 def _fits(meta: ShardMeta, **changes: object) -> None:

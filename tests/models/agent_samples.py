@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from agentft.config.schema import ModelConfig, OptimizerConfig
+from agentft.config.schema import FeedbackPositionsConfig, ModelConfig, OptimizerConfig
 from agentft.etai import INTENTS
 from agentft.models.agent_model import AgentModel, build_agent_model
 from agentft.tools import TOOL_INDEX
 
 VOCAB = 512
 START = 10000
+OWN_POSITIONS = FeedbackPositionsConfig(enabled=True, start=START)
 
 
 def make_sample(seed: int, length: int, *, vocab: int = VOCAB) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def make_samples(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
 def make_agent(preset: str = "tiny-glm", seed: int = 1, **options: Any) -> AgentModel:
     """A tiny agent over a vocabulary of 512."""
     return build_agent_model(
-        ModelConfig(preset=preset, **options),  # type: ignore[arg-type]
+        ModelConfig(preset=preset, **{"feedback_positions": OWN_POSITIONS, **options}),  # type: ignore[arg-type]
         vocab_size=VOCAB,
         tools=list(TOOL_INDEX),
         seed=seed,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agent_samples import VOCAB
+from agent_samples import OWN_POSITIONS, VOCAB
 from test_backbone import architectures, saved
 
 from agentft.config.schema import LoraConfig, ModelConfig
@@ -28,7 +28,7 @@ def checkpoint(folder: Path, name: str, **changes: Any) -> Path:
 def agent_of(folder: Path, *, lora: LoraConfig | None = None, seed: int = 1, **options: Any) -> AgentModel:
     """Return an agent over the checkpoint in ``folder``, with 24 new tokens."""
     return build_agent_model(
-        ModelConfig(path=str(folder), lora=lora, **options),
+        ModelConfig(path=str(folder), lora=lora, **{"feedback_positions": OWN_POSITIONS, **options}),
         vocab_size=VOCAB,
         tools=list(TOOL_INDEX),
         seed=seed,

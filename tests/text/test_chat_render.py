@@ -281,7 +281,7 @@ def test_a_session_whose_turns_need_parts_keeps_each_target_once() -> None:
 
 
 def test_results_count_their_positions_from_the_reserved_range() -> None:
-    renderer = renderer_with("plain", positions=FeedbackPositionsConfig(start=4096))
+    renderer = renderer_with("plain", positions=FeedbackPositionsConfig(enabled=True, start=4096))
     rendered = renderer.render(repair_session(0))
     results = rendered.kinds == Kind.RESULT
     assert results.any()

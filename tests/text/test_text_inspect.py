@@ -73,7 +73,24 @@ def test_ids_give_one_line_a_token(sessions: Path, capsys: pytest.CaptureFixture
     assert main(["inspect", str(sessions), "--ids"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " id " in line and " pos " in line]
     assert len(rows) == shown["counts"]["tokens"] == len(shown["tokens"])
-    assert "  pos  10000  <|result|>" in next(row for row in rows if "<|result|>" in row)
+    assert [int(row.split(" pos ")[1].split()[0]) for row in rows] == list(range(len(rows)))
+
+
+def test_positions_are_those_of_the_shards_that_the_tokenizer_is_from(
+    sessions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "run_name: x\nmodel: {preset: tiny-glm, feedback_positions: {enabled: true, start: 20000}}\n"
+        "data: {shards: s}\ntrain: {duration: 1ep}\n"
+    )
+    shards = tmp_path / "shards"
+    write = ["shards", "write", str(sessions), "-o", str(shards), "--config", str(config), "--vocab-size", "520"]
+    assert main(write) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(sessions), "--ids", "--tokenizer", str(shards / "tokenizer")]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "  pos  20000  <|result|>" in next(row for row in rows if "<|result|>" in row)
 
 
 def test_json_agrees_with_itself(sessions: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from agentft.tools import TOOL_INDEX, ToolCall
 
 WIDE = TextConfig(max_tokens=100_000, result_tokens=50_000)
 START = 10_000_000
-ON, OFF = FeedbackPositionsConfig(start=START), FeedbackPositionsConfig(enabled=False)
+ON, OFF = FeedbackPositionsConfig(enabled=True, start=START), FeedbackPositionsConfig(enabled=False)
 
 
 def renderer(text: TextConfig = WIDE, positions: FeedbackPositionsConfig = ON) -> Renderer:
@@ -272,7 +272,7 @@ def test_unknown_tools_render_but_have_no_row() -> None:
 
 
 def test_a_conversation_that_reaches_the_reserved_positions_is_an_error() -> None:
-    close = FeedbackPositionsConfig(start=20)
+    close = FeedbackPositionsConfig(enabled=True, start=20)
     with pytest.raises(DataError, match="reaches the positions"):
         renderer(positions=close).render(long_session())
 
