@@ -28,7 +28,9 @@ DOCKER_FRAME = struct.Struct(">BxxxI")
 MARSHAL_VERSION = 2  # the one that every Python 3 reads
 MAX_HEADER_BYTES = 1 << 20
 MAX_NOISE_BYTES = 4096
-RUNNER_MODULES = ("agentft.sandbox.runner_files", "agentft.sandbox.runner_filter", "agentft.sandbox.runner")
+RUNNER_MODULES = tuple(
+    f"agentft.sandbox.runner{part}" for part in ("_files", "_filter", "_processes", "_call", "")
+)  # in the order in which they import each other
 
 
 @cache
