@@ -42,14 +42,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Compare with what is there after the last; under ``CI=true`` something left behind fails the suite.
-
-    Shared memory is shown only: which of Streaming's segments go with this process is not proven for every test.
-    """
+    """Compare with what is there after the last; under ``CI=true`` something left behind fails the suite."""
     left = session.stash[BEFORE].left_behind()
     session.config.stash[LEFT] = left
-    fatal = [line for line in left if not line.startswith("shared memory")]
-    if fatal and exitstatus == 0 and os.environ.get("CI") == "true":
+    if left and exitstatus == 0 and os.environ.get("CI") == "true":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
