@@ -23,6 +23,7 @@ A runner that cannot protect itself refuses to start (``python3-minimal`` has no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import marshal
 import os
@@ -71,7 +72,8 @@ def handle(config: dict[str, Any], request: dict[str, Any], body: bytes) -> tupl
         op = request["op"]
         if op == "exec":
             try:
-                return Call(config, request, body).run()
+                with contextlib.closing(Call(config, request, body)) as call:
+                    return call.run()
             except OSError as error:  # what a program does is never an error: something is wrong here
                 return {"fault": f"{type(error).__name__}: {error}"}, b""
         if op == "read":

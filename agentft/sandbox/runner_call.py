@@ -38,7 +38,6 @@ class Call:
         except BlockingIOError:
             raise RuntimeError("cannot start a process: the limit is reached although nothing runs") from None
         except (OSError, ValueError) as error:
-            self.close()
             return self.not_started(error)
         die_first(pid)
         self.attend(pid)
@@ -47,15 +46,14 @@ class Call:
         for fd in self.streams:
             while self.take(fd):
                 pass
-        self.close()
         self.hits.update(limits_hit(self.config["counters"], before, read_counters(self.config["counters"])))
         return self.answer(duration_s)
 
     def start(self) -> int:
         """Start the command in a session of its own; return its process id.
 
-        ``posix_spawnp`` rather than ``subprocess``, which takes a tenth of a millisecond more. It looks in the folders
-        of this process's own PATH and starts where this process stands.
+        ``posix_spawnp`` rather than ``subprocess``, which takes longer for the same. It looks in the folders of this
+        process's own PATH and starts where this process stands.
         """
         request, stdin = self.request, None
         actions: list[tuple[Any, ...]] = []
@@ -88,10 +86,9 @@ class Call:
                 os.close(stdin)
 
     def close(self) -> None:
-        """Close this side's ends of the pipes."""
+        """Close the pipes, whatever became of the command. Once."""
         for fd in (*self.streams, *self.held, *(() if self.input is None else (self.input,))):
             os.close(fd)
-        self.streams, self.held, self.input = {}, [], None
 
     def not_started(self, error: Exception) -> tuple[dict[str, Any], bytes]:
         """Answer as a shell does: 127 if there is no such command, else 126."""

@@ -9,6 +9,8 @@ import pytest
 from text_samples import SOURCE
 
 from agentft.cli import main
+from agentft.config.schema import FeedbackPositionsConfig, TextConfig
+from agentft.data.shards import write_shards
 from agentft.etai import CursorTarget, ErrorLocation, ExecutionResult, IdeContext, Session, TraceStep
 from agentft.text.vocab import save_tokenizer, train_tokenizer
 
@@ -79,15 +81,8 @@ def test_ids_give_one_line_a_token(sessions: Path, capsys: pytest.CaptureFixture
 def test_positions_are_those_of_the_shards_that_the_tokenizer_is_from(
     sessions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        "run_name: x\nmodel: {preset: tiny-glm, feedback_positions: {enabled: true, start: 20000}}\n"
-        "data: {shards: s}\ntrain: {duration: 1ep}\n"
-    )
-    shards = tmp_path / "shards"
-    write = ["shards", "write", str(sessions), "-o", str(shards), "--config", str(config), "--vocab-size", "520"]
-    assert main(write) == 0
-    capsys.readouterr()
+    shards, positions = tmp_path / "shards", FeedbackPositionsConfig(enabled=True, start=20000)
+    write_shards([sessions], shards, text=TextConfig(), positions=positions, vocab_size=520)
     assert main(["inspect", str(sessions), "--ids", "--tokenizer", str(shards / "tokenizer")]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert "  pos  20000  <|result|>" in next(row for row in rows if "<|result|>" in row)
