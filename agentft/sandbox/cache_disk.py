@@ -49,13 +49,20 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE INDEX IF NOT EXISTS results_by_use ON results (used);
 """
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+
 _UNREADABLE = (UnicodeDecodeError, MemoryError)  # what the sqlite3 module makes of damaged text and sizes
-_FAILURES = (sqlite3.Error, OSError, *_UNREADABLE)
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.sshfs", "fuse.gluster")
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class _LostError(Exception):
+    """An index is damaged in a way that SQLite does not notice."""
+
+
+_FAILURES = (sqlite3.Error, OSError, _LostError, *_UNREADABLE)
 
 
 class DiskStore:
@@ -107,8 +114,10 @@ class DiskStore:
             self._write_touched(connection)
             connection.execute(
                 "INSERT OR REPLACE INTO results (key, tool, used, digest, body) VALUES (?, ?, ?, ?, ?)",
-                (key, tool, _now(), _digest(key, tool, body), body),
+                (key, tool, _now(), _digest(key, tool.encode(), body), body),
             )
+            if connection.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone() is None:
+                raise _LostError("what was written is not found")
             self._evict(connection)
             connection.execute("COMMIT")
 
@@ -163,7 +172,7 @@ class DiskStore:
         if code in _BUSY:
             self._errors += 1
             return False
-        if (code in _DAMAGED or isinstance(error, _UNREADABLE)) and self._rebuilt < 2:
+        if (code in _DAMAGED or isinstance(error, (_LostError, *_UNREADABLE))) and self._rebuilt < 2:
             self._rebuilt += 1
             log.warning("%s is damaged (%s): begun anew, its results will be computed again", self.path, error)
             try:
@@ -182,6 +191,7 @@ class DiskStore:
             self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=32
         )
         self._connection = connection
+        connection.text_factory = bytes  # damaged text is one damaged entry, not a failure of the query
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")  # a lost machine may cost the newest results, not the file
@@ -274,7 +284,7 @@ def _pack(result: ExecResult) -> bytes | None:
     return zlib.compress(text.encode("ascii"), 1)
 
 
-def _unpack(key: str, tool: str, digest: bytes, body: bytes) -> ExecResult | None:
+def _unpack(key: str, tool: bytes, digest: bytes, body: bytes) -> ExecResult | None:
     try:
         if digest != _digest(key, tool, body):
             return None
@@ -283,5 +293,5 @@ def _unpack(key: str, tool: str, digest: bytes, body: bytes) -> ExecResult | Non
         return None
 
 
-def _digest(key: str, tool: str, body: bytes) -> bytes:
-    return hashlib.blake2b(b"\0".join((key.encode(), tool.encode(), body)), digest_size=16).digest()
+def _digest(key: str, tool: bytes, body: bytes) -> bytes:
+    return hashlib.blake2b(b"\0".join((key.encode(), tool, body)), digest_size=16).digest()
