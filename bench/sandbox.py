@@ -33,14 +33,15 @@ import docker
 from agentft.errors import AgentFTError, SandboxError
 from agentft.sandbox.base import ExecRequest, Lease, Limits
 from agentft.sandbox.container import BASE_ENV
-from agentft.sandbox.docker import image_reference
+from agentft.sandbox.docker import DockerEngine, image_reference
 from agentft.sandbox.images import ensure_image
 from agentft.sandbox.pool import Pool, open_sandbox
 
 PROGRAMS = {"true": ("true",), "python": ("python3", "-c", "pass")}
 THREADS = (1, 2, 4, 8)
-FLOOR, OURS, LOCAL, EXEC, RUN = "floor", "agentft", "agentft bubblewrap", "docker exec (SDK)", "docker run (SDK)"
-FAST = (FLOOR, OURS, LOCAL)
+FLOOR, EXEC, RUN = "floor", "docker exec (SDK)", "docker run (SDK)"
+OURS, RELAYED, LOCAL = "agentft", "agentft over the engine", "agentft bubblewrap"
+FAST = (FLOOR, OURS, RELAYED, LOCAL)
 FAST_PER_ROUND, ROUNDS_PER_RUN = 4, 5
 FILES = {f"src/package{i // 20}/module{i}.py": b"VALUE = 1\n" * 40 for i in range(200)}
 HARDENED: dict[str, Any] = {
@@ -77,15 +78,16 @@ def _run(options: argparse.Namespace) -> int:
         floor = stack.enter_context(Floor.of_container(plain.attrs["State"]["Pid"], BASE_ENV))
         context["floor"] = floor.what
         pool = _open(stack, "docker", options.image, max(THREADS))
+        relayed = _open_relayed(stack, options.image)
         with ExitStack() as calls:
-            paths = _own_paths(calls, floor, pool, problems)
+            paths = _own_paths(calls, floor, {OURS: pool, RELAYED: relayed}, problems)
             paths |= _docker_paths(client, plain, image)
             if options.peers:
                 paths |= _peer_paths(calls, image, problems)
             _measure_calls(samples, paths, options.rounds)
         _measure_reset(samples, pool, 10 if quick else 60)
         _measure_acquire(samples, pool, 100 if quick else 1000)
-        _measure_throughput(samples, floor, pool, *((1, 0.4) if quick else (8, 1.0)))
+        _measure_throughput(samples, floor, {OURS: pool, RELAYED: relayed}, *((1, 0.4) if quick else (8, 1.0)))
     context["machine_after"] = machine()
     _show_calls(samples, problems, context["floor"])
     _show_rest(samples)
@@ -113,20 +115,27 @@ def _open(stack: ExitStack, backend: Any, image: str, workers: int) -> Pool:
     return pool
 
 
-def _own_paths(stack: ExitStack, floor: Floor, pool: Pool, problems: dict[str, str]) -> dict[str, Call]:
-    paths: dict[str, Call] = {}
-    lease = stack.enter_context(pool.lease())
-    for program, argv in PROGRAMS.items():
-        paths[f"{FLOOR}/{program}"] = functools.partial(floor.call, argv)
-        paths[f"{OURS}/{program}"] = functools.partial(_timed, functools.partial(_exec, lease, argv))
+def _open_relayed(stack: ExitStack, image: str) -> Pool:
+    """Open a pool whose calls the engine relays, as it does for hosts on other machines."""
+    engine = DockerEngine(image=image, limits=Limits(), run_name="bench-sandbox")
+    engine.direct = False
+    pool = Pool(engine, max(THREADS))
+    stack.callback(pool.close)
+    return pool
+
+
+def _own_paths(stack: ExitStack, floor: Floor, pools: dict[str, Pool], problems: dict[str, str]) -> dict[str, Call]:
+    paths = {f"{FLOOR}/{program}": functools.partial(floor.call, argv) for program, argv in PROGRAMS.items()}
     try:
         if shutil.which("bwrap") is None:
             raise SandboxError("bubblewrap is not installed")
-        local = stack.enter_context(_open(stack, "local", "", 1).lease())
-        for program, argv in PROGRAMS.items():
-            paths[f"{LOCAL}/{program}"] = functools.partial(_timed, functools.partial(_exec, local, argv))
+        pools = pools | {LOCAL: _open(stack, "local", "", 1)}
     except SandboxError as error:
         problems[LOCAL] = error.what
+    for name, pool in pools.items():
+        lease = stack.enter_context(pool.lease())
+        for program, argv in PROGRAMS.items():
+            paths[f"{name}/{program}"] = functools.partial(_timed, functools.partial(_exec, lease, argv))
     return paths
 
 
@@ -215,15 +224,16 @@ def _measure_acquire(samples: Samples, pool: Pool, count: int) -> None:
             _exec(lease, ("true",))
 
 
-def _measure_throughput(samples: Samples, floor: Floor, pool: Pool, repeats: int, seconds: float) -> None:
+def _measure_throughput(samples: Samples, floor: Floor, pools: dict[str, Pool], repeats: int, seconds: float) -> None:
     argv = PROGRAMS["python"]
     for _ in range(repeats):
         for threads in THREADS:
-            with ExitStack() as stack:
-                leases = [stack.enter_context(pool.lease()) for _ in range(threads)]
-                ours = rate_of(lambda thread, to=leases: _exec(to[thread], argv), threads=threads, seconds=seconds)
+            for name, pool in pools.items():
+                with ExitStack() as stack:
+                    leases = [stack.enter_context(pool.lease()) for _ in range(threads)]
+                    rate = rate_of(lambda thread, to=leases: _exec(to[thread], argv), threads=threads, seconds=seconds)
+                samples.add(f"{name} calls/s at {threads}", rate)
             samples.add(f"{FLOOR} calls/s at {threads}", floor.throughput(argv, threads=threads, seconds=seconds))
-            samples.add(f"{OURS} calls/s at {threads}", ours)
 
 
 # Report
@@ -258,7 +268,7 @@ def _show_calls(samples: Samples, problems: dict[str, str], floor: str) -> None:
         for heading in (program, "/ floor", "/ ours"):
             table.add_column(heading, justify="right")
     peers = [f"{name} {path}" for name, package in PEERS.items() for path in package.paths]
-    for path in (FLOOR, OURS, LOCAL, EXEC, *peers, RUN):
+    for path in (*FAST, EXEC, *peers, RUN):
         row = [path]
         if not any(f"{path}/{program}" in samples for program in PROGRAMS):
             continue
@@ -278,11 +288,14 @@ def _show_calls(samples: Samples, problems: dict[str, str], floor: str) -> None:
 
 
 def _show_rest(samples: Samples) -> None:
-    table = Table("threads", "floor", "agentft", "share", title="python3 -c pass, calls/s", title_justify="left")
+    table = Table("threads", FLOOR, title="python3 -c pass, calls/s", title_justify="left")
+    for path in (OURS, RELAYED):
+        table.add_column(path)
+        table.add_column("share of the floor")
     for threads in THREADS:
-        floor, ours = (f"{path} calls/s at {threads}" for path in (FLOOR, OURS))
-        rates = (samples.quantile(floor).show(1), samples.quantile(ours).show(1))
-        table.add_row(str(threads), *rates, samples.ratio(ours, floor).show(3))
+        floor, *ours = (f"{path} calls/s at {threads}" for path in (FLOOR, OURS, RELAYED))
+        shown = [text for path in ours for text in (samples.quantile(path).show(1), samples.ratio(path, floor).show(3))]
+        table.add_row(str(threads), samples.quantile(floor).show(1), *shown)
     console.print(table)
     table = Table("step", "p50", "p99", title="Between sessions, ms", title_justify="left")
     for name in ("acquire", "reset", "write 200 files"):

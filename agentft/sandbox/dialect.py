@@ -11,14 +11,16 @@ import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError
-from docker.types import Ulimit
+from docker.types import Mount, Ulimit
 
 import docker
 from agentft.sandbox.base import Limits
 from agentft.sandbox.container import WIPED, WORKSPACE
+from agentft.sandbox.direct import INSIDE
 
 MIB = 1 << 20
 USER_ID = 10001
@@ -47,8 +49,8 @@ class Dialect:
         """Return the user id of a new container: its own where processes can only be counted by user."""
         return USER_ID + (secrets.randbelow(USER_IDS) if "pids" in self.ignored else 0)
 
-    def host_config(self, limits: Limits, user: int) -> dict[str, Any]:
-        """Return the arguments of ``create_host_config``."""
+    def host_config(self, limits: Limits, user: int, direct: Path | None = None) -> dict[str, Any]:
+        """Return the arguments of ``create_host_config``. ``direct``: socket of the host to be mounted."""
 
         def tmpfs(size_mib: int) -> str:
             # Podman takes no user id here but gives the folder to the user of the container.
@@ -64,6 +66,7 @@ class Dialect:
             "security_opt": ["no-new-privileges"],  # seccomp stays at the engine's default profile
             "read_only": True,
             "tmpfs": mounts,
+            "mounts": [] if direct is None else [Mount(INSIDE, str(direct), type="bind", read_only=True)],
             "shm_size": limits.shm_mib * MIB,
             "pids_limit": limits.pids,
             "mem_limit": limits.memory_mib * MIB,
@@ -79,9 +82,11 @@ class Dialect:
             "privileged": False,
         }
 
-    def runner_config(self, limits: Limits) -> dict[str, Any]:
-        """Return what the runner is told: where it works, and which limits are left to it."""
+    def runner_config(self, limits: Limits, *, direct: bool = False) -> dict[str, Any]:
+        """Return what the runner is told: where it works, which limits are left to it, and where the host listens."""
         config: dict[str, Any] = {"workspace": WORKSPACE, "wipe": WIPED}
+        if direct:
+            config["direct"] = INSIDE
         own: dict[str, int] = {}
         if "ulimits" in self.ignored:
             own |= {"NOFILE": limits.open_files, "FSIZE": limits.file_mib * MIB, "CORE": 0}

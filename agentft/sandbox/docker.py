@@ -1,7 +1,8 @@
-"""The Docker engine (floor 2): containers with every lock-down on, reached over one attached stream each.
+"""The Docker engine (floor 2): containers with every lock-down on, reached over one stream each.
 
-The engine's API is used to create, attach, start and remove; calls never touch it. What a container may do is
-decided in ``dialect.py`` alone. Defence in depth on a shared kernel: for adversarial code use gVisor or microVMs.
+The engine's API is used to create, attach, start and remove; calls never touch it, and on this machine the engine does
+not relay them either (``direct.py``). What a container may do is decided in ``dialect.py`` alone. Defence in depth on a
+shared kernel: for adversarial code use gVisor or microVMs.
 
     engine = DockerEngine(image="python", limits=Limits(), run_name="demo")
     container = engine.start()
@@ -26,7 +27,7 @@ from docker.utils import kwargs_from_env
 import docker
 from agentft.config.hosts import ADDRESSES, host_problem
 from agentft.errors import SandboxError, boundary
-from agentft.sandbox import owner
+from agentft.sandbox import direct, owner
 from agentft.sandbox.base import HostAwayError, Limits
 from agentft.sandbox.container import BASE_ENV, Container
 from agentft.sandbox.dialect import SLOW_STORAGE, find_dialect
@@ -97,7 +98,8 @@ def image_reference(image: str) -> str:
 class DockerEngine:
     """Starts hardened containers of one image. Meets ``container.Engine``.
 
-    ``gaps`` says what this engine cannot enforce (rootless Podman without control groups), a sentence each.
+    ``gaps`` says what this engine cannot enforce (rootless Podman without control groups), a sentence each. ``direct``:
+    whether runners here are reached past the engine; None until the first has started.
     """
 
     def __init__(
@@ -126,7 +128,9 @@ class DockerEngine:
         """
         self._address = (host, tls)
         self._client = connect(host, tls)
-        self.host = host or os.environ.get("DOCKER_HOST") or "the default engine"
+        address = host or os.environ.get("DOCKER_HOST")
+        self.host = address or "the default engine"
+        self.direct: bool | None = None if address is None or address.startswith("unix://") else False
         reference = image_reference(image)
         try:
             found = self._client.inspect_image(reference)
@@ -143,6 +147,7 @@ class DockerEngine:
         if not any("seccomp" in option for option in information.get("SecurityOptions") or ()):
             log.warning("this Docker engine has no seccomp: system calls inside the sandbox are not filtered")
         remove_leftovers(self._client)
+        direct.remove_leftovers()
         with boundary("the engine could not be asked what it enforces", error=SandboxError):
             self._dialect = find_dialect(self._client, self._image_id, limits, self._labels)
         self.gaps = self._dialect.gaps()
@@ -163,27 +168,51 @@ class DockerEngine:
         ``network``: None for none at all (a loopback device), or ``container:ID`` to share that of another sandbox.
         """
         with boundary("a sandbox container could not be started", error=SandboxError, hint=ENGINE_HINT):
-            identity = self._create(network)
-            remove = functools.partial(self._remove, identity)
+            if self.direct is False:
+                return self._start(network)
             try:
-                wire = Wire(self._attach(identity), multiplexed=True)
-                self._client.start(identity)
-                wire.hello(time.monotonic() + START_TIMEOUT_S)
-            except BaseException:
-                remove()
-                raise
+                with direct.DirectListener() as listener:
+                    return self._start(network, listener)
+            except (APIError, OSError) as cause:
+                if self.direct:
+                    raise
+                container = self._start(network)  # if this one starts, the socket was the reason
+                self._relayed(str(cause))
+                return container
+
+    def _start(self, network: str | None, listener: direct.DirectListener | None = None) -> Container:
+        identity = self._create(network, None if listener is None else listener.path)
+        remove = functools.partial(self._remove, identity)
+        try:
+            wire = Wire(self._attach(identity), multiplexed=True)
+            self._client.start(identity)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            hello = wire.hello(deadline)
+            if listener is not None and hello["direct"]:
+                wire.move(listener.accept(deadline))
+                self.direct = True
+            elif listener is not None:
+                self._relayed("the runner cannot connect to a socket that is mounted")
+        except BaseException:
+            remove()
+            raise
         memory = functools.partial(self._ended_for_memory, identity)
         return Container(wire, self.limits, remove, name=f"container {identity[:12]}", ended_for_memory=memory)
+
+    def _relayed(self, reason: str) -> None:
+        if self.direct is None:
+            log.info("%s: the engine relays every call, which takes a little longer: %s", self.host, reason)
+        self.direct = False
 
     def close(self) -> None:
         """Close the connections to the engine."""
         self._client.close()
 
-    def _create(self, network: str | None) -> str:
+    def _create(self, network: str | None, socket_path: Path | None) -> str:
         user = self._dialect.user()
         created = self._client.create_container(
             self._image_id,
-            entrypoint=runner_command(self._dialect.runner_config(self.limits)),
+            entrypoint=runner_command(self._dialect.runner_config(self.limits, direct=socket_path is not None)),
             command=[],
             user=f"{user}:{user}",
             hostname="sandbox" if network is None else None,  # it has that of whose network it shares
@@ -193,7 +222,7 @@ class DockerEngine:
             labels=self._labels,
             network_disabled=network is None,
             host_config=self._client.create_host_config(
-                **(self._dialect.host_config(self.limits, user) | {"network_mode": network or "none"}),
+                **(self._dialect.host_config(self.limits, user, socket_path) | {"network_mode": network or "none"}),
                 runtime=self._runtime,
             ),
         )

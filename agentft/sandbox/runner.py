@@ -1,7 +1,8 @@
 """The runner: PID 1 of every sandbox (standard library only).
 
 The host sends the source of this file and its siblings on the command line, so any image that has a Python 3.11 runs
-it, and runner and host can never differ. It reads requests on stdin and answers on stdout.
+it, and runner and host can never differ. It reads requests on stdin and answers on stdout; where the configuration
+names a socket of the host (``direct``) that it can connect to, that connection becomes both after the greeting.
 
 A frame is ``>II`` (length of header, length of body), the header and the body (bytes). The header of a request is
 marshalled, which is quick to read but safe only from a sender that is trusted; that of an answer is JSON.
@@ -44,8 +45,8 @@ def main() -> None:
     """Protect the process, say hello, serve until the host hangs up.
 
     The configuration (JSON, the first argument) has ``workspace``; ``wipe``, the folders that a reset
-    empties; optionally ``uid``, the user to become; ``rlimits``, name without RLIMIT_ → value; and ``watch``
-    {memory_bytes, pids}, limits to enforce by sampling where no cgroup does.
+    empties; optionally ``direct``, path of a socket; ``uid``, the user to become; ``rlimits``, name without RLIMIT_ →
+    value; and ``watch`` {memory_bytes, pids}, limits to enforce by sampling where no cgroup does.
     """
     config = json.loads(sys.argv[1])
     os.umask(0o022)
@@ -58,7 +59,13 @@ def main() -> None:
     os.chdir("/")
     config["wake"] = wake_read
     config["counters"] = [] if config.get("watch") else open_counters()
-    send({"id": "hello", "uid": os.getuid(), "python": sys.version.split()[0]})
+    direct = connect(config["direct"]) if "direct" in config else None
+    hello = {"id": "hello", "uid": os.getuid(), "python": sys.version.split()[0], "direct": direct is not None}
+    send(hello)
+    if direct is not None:
+        os.dup2(direct, 0)
+        os.dup2(direct, 1)
+        os.close(direct)
     while True:
         header_size, body_size = HEADER.unpack(read_exactly(HEADER.size))
         request = marshal.loads(read_exactly(header_size))
@@ -121,6 +128,19 @@ def drop_privileges(config: dict[str, Any]) -> None:
 
         for name, value in config["rlimits"].items():
             resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+
+
+def connect(path: str) -> int | None:
+    """Return a connection to the Unix domain socket of the host; None if there is no way."""
+    import socket
+
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.connect(path)
+    except OSError:
+        stream.close()
+        return None
+    return stream.detach()
 
 
 def protect() -> None:

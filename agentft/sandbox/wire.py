@@ -1,8 +1,9 @@
 """The host's end of a runner's stream (floor 2): frames over a socket, with deadlines and a secret id per call.
 
-One ``Wire`` serves both transports: Docker's attach stream (which wraps output in frames of its own, one per chunk
-of stdout or stderr) and the socket pair of a bubblewrap process. What arrives is not trusted: sizes are bounded, the
-header is parsed as JSON, and an answer that does not repeat the call's id ends the sandbox.
+One ``Wire`` serves every transport: Docker's attach stream (which wraps output in frames of its own, one per chunk
+of stdout or stderr), the connection past the engine that may take its place (``direct.py``), and the socket pair of a
+bubblewrap process. What arrives is not trusted: sizes are bounded, the header is parsed as JSON, and an answer that
+does not repeat the call's id ends the sandbox.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ DOCKER_FRAME = struct.Struct(">BxxxI")
 MARSHAL_VERSION = 2  # the one that every Python 3 reads
 MAX_HEADER_BYTES = 1 << 20
 MAX_NOISE_BYTES = 4096
+LAST_WORDS_S = 0.5
 RUNNER_MODULES = tuple(
     f"agentft.sandbox.runner{part}" for part in ("_files", "_filter", "_processes", "_call", "")
 )  # in the order in which they import each other
@@ -66,6 +68,7 @@ class Wire:
     def __init__(self, stream: socket.socket, *, multiplexed: bool) -> None:
         """``multiplexed``: what is received is wrapped in Docker's frames (a container without a terminal)."""
         self._socket, self._multiplexed = stream, multiplexed
+        self._relay: socket.socket | None = None
         self._raw, self._data, self.noise = bytearray(), bytearray(), bytearray()
         self._in_use = threading.Lock()
         self.ended = False  # the other end hung up
@@ -77,6 +80,10 @@ class Wire:
         if answer.get("id") != "hello":
             raise SandboxError("the sandbox did not start with the runner's greeting", got=answer)
         return answer
+
+    def move(self, stream: socket.socket) -> None:
+        """Go on over ``stream``, which leads to the same runner; what led there is kept for its last words."""
+        self._relay, self._socket, self._multiplexed = self._socket, stream, False
 
     def request(
         self, header: dict[str, Any], body: bytes, *, deadline: float, max_body: int
@@ -113,15 +120,19 @@ class Wire:
             except OSError:
                 chunk = b""
             self._add(chunk)  # last words, if any
-            self.ended = self.ended or not chunk
+            if not chunk:
+                self._end()
             return self.ended
 
     def close(self) -> None:
         """Hang up; the runner then ends by itself. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a call that waits
+        streams = [self._socket] if self._relay is None else [self._socket, self._relay]
+        for stream in streams:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)  # wakes a call that waits
         with self._in_use:  # its descriptor must not be reused for another connection before that call has ended
-            self._socket.close()
+            for stream in streams:
+                stream.close()
 
     def _receive(self, deadline: float, max_body: int) -> tuple[dict[str, Any], bytes]:
         header_size, body_size = HEADER.unpack(self._take(HEADER.size, deadline))
@@ -142,15 +153,29 @@ class Wire:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 chunk = self._socket.recv(1 << 18)
             except OSError as cause:
-                self.ended = not isinstance(cause, TimeoutError)
+                if not isinstance(cause, TimeoutError):
+                    self._end()
                 raise SandboxError("the sandbox did not answer", got=self._why(cause)) from cause
             if not chunk:
-                self.ended = True
+                self._end()
                 raise SandboxError("the sandbox ended", got=self._why(None))
             self._add(chunk)
         taken = bytes(self._data[:size])
         del self._data[:size]
         return taken
+
+    def _end(self) -> None:
+        """Note that the runner is gone, and what it said on stderr if its answers came another way."""
+        self.ended = True
+        if self._relay is not None:
+            until = time.monotonic() + LAST_WORDS_S
+            with contextlib.suppress(OSError):
+                while (left_s := until - time.monotonic()) > 0:
+                    self._relay.settimeout(left_s)
+                    if not (chunk := self._relay.recv(1 << 18)):
+                        break
+                    self._raw += chunk
+            self._demultiplex()
 
     def _add(self, chunk: bytes) -> None:
         if self._multiplexed:

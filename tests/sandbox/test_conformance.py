@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sandbox_engines import BACKENDS, make_engine
 
 from agentft.cli import main
@@ -15,7 +17,17 @@ from agentft.errors import ConfigError, SandboxError
 from agentft.sandbox.base import ExecRequest, ExecResult, Limits
 from agentft.sandbox.conformance.check import NotRunError, Seen, Stage, check
 from agentft.sandbox.conformance.engines import LIMITS
-from agentft.sandbox.conformance.suite import CHECKS, all_held, outcomes_object, promises_table, run_suite, select
+from agentft.sandbox.conformance.suite import (
+    CHECKS,
+    STYLES,
+    all_held,
+    outcomes_object,
+    print_table,
+    promises_table,
+    run_suite,
+    select,
+    summary,
+)
 from agentft.sandbox.container import Container
 
 Shell = Callable[..., ExecResult]
@@ -97,6 +109,21 @@ def test_verdicts() -> None:
     found = outcomes_object(outcomes, engine="liar", image="none")
     assert (found["ok"], found["verdicts"]["BROKEN"], found["checks"][2]["name"]) == (False, 1, "elsewhere")
     stage.close()
+
+
+def test_the_table_shows_verdicts_and_all_that_was_seen_on_a_narrow_terminal() -> None:
+    outcomes = run_suite(Lying(), (breaks, raises, elsewhere, *select(["sessions", "limits"])))
+    text = io.StringIO()
+    print_table(outcomes, title="liar", console=Console(file=text, width=80))
+    *table, last = text.getvalue().splitlines()
+    assert max(map(len, table)) <= 80
+    assert [row[:14].strip() for row in table if row[:14].strip() in STYLES] == [one.verdict for one in outcomes]
+    joined = "".join("".join(table).split())  # cells are folded, so compare without spaces
+    for outcome in outcomes:
+        assert outcome.check.name in joined
+    assert "(seen:alive)" in joined
+    assert last == summary(outcomes)
+    assert summary(outcomes[:1]).startswith("1 check: 1 not promised;")
 
 
 def test_names_groups_and_the_number_of_checks() -> None:

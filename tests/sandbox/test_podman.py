@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from own_engines import wait_until
 from own_podman import RootlessPodman
 from sandbox_engines import LIMITS
 
+from agentft.sandbox import direct
 from agentft.sandbox.base import ExecRequest, ExecResult
 from agentft.sandbox.container import Container
 from agentft.sandbox.docker import DockerEngine, connect, list_containers
@@ -74,6 +76,26 @@ def test_what_it_cannot_enforce_is_said(engine: DockerEngine, podman: RootlessPo
     assert information["Rootless"] is True
     if information["CgroupVersion"] == "1":  # rootless Podman has no control groups there
         assert [gap.split()[0] for gap in engine.gaps] == ["memory", "processes", "sandbox.cpus"]
+
+
+def test_a_runner_of_another_user_is_reached_through_the_engine_and_one_of_ours_past_it(
+    podman: RootlessPodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the socket keeps other users out, also the engine of another user."""
+
+    def folder_of_its_user() -> tuple[Path, int]:
+        folder, held = new_folder()
+        os.chown(folder, podman.uid, -1)
+        return folder, held
+
+    new_folder = direct._new_folder
+    for make, reached in ((new_folder, False), (folder_of_its_user, True)):
+        monkeypatch.setattr(direct, "_new_folder", make)
+        with (
+            closing(DockerEngine(image=IMAGE, limits=LIMITS, run_name="podman", host=podman.host)) as engine,
+            closing(engine.start()) as box,
+        ):
+            assert (engine.direct, sh(box, "echo out; ls -A /run >&2").stdout) == (reached, "out\n")
 
 
 def test_it_is_locked_down(box: Container) -> None:

@@ -147,7 +147,7 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
         owner = entry.stat(follow_symlinks=False).st_uid
     except OSError:
         return False
-    return owner >= FIRST_USER_ID or entry.name.startswith(("agentft-dockerd-", "agentft-check-"))
+    return owner >= FIRST_USER_ID or entry.name.startswith(("agentft-dockerd-", "agentft-check-", "agentft-direct-"))
 
 
 def engine_of(stage: Stage) -> EngineSubject:

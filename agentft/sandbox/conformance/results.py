@@ -6,6 +6,7 @@ import time
 
 from agentft.sandbox.base import ExecRequest
 from agentft.sandbox.conformance.check import ATTEMPTS, Seen, Stage, brief, check, expect, refused
+from agentft.sandbox.direct import INSIDE
 
 
 @check("results")
@@ -129,6 +130,20 @@ def forged_answer(stage: Stage) -> Seen:
         "done()"
     )
     return refused(stage.python(code), 16)
+
+
+@check("results", engines_only=True)
+def second_connection(stage: Stage) -> Seen:
+    """The socket over which process 1 reached the host, where there is one, takes no other connection."""
+    code = ATTEMPTS + (
+        "import socket\n"
+        f"for path in ({INSIDE!r}, '/proc/1/root' + {INSIDE!r}):\n"
+        "    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET):\n"
+        "        attempt(path, lambda: socket.socket(socket.AF_UNIX, kind).connect(path))\n"
+        "    attempt(path, lambda: os.unlink(path))\n"
+        "done()"
+    )
+    return refused(stage.python(code), 8)
 
 
 @check("results")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -64,19 +66,23 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     """Return the line below the table."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     parts = [f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict]]
-    return f"{len(outcomes)} checks: {', '.join(parts)}; {sum(outcome.seconds for outcome in outcomes):.0f} s"
+    count = "1 check" if len(outcomes) == 1 else f"{len(outcomes)} checks"
+    return f"{count}: {', '.join(parts)}; {sum(outcome.seconds for outcome in outcomes):.0f} s"
 
 
 def print_table(outcomes: Sequence[Outcome], *, title: str, console: Console | None = None) -> None:
-    """Print one row a check, then the summary."""
+    """Print one row a check, by group, then the summary. The verdict is there on a terminal of 80 columns as well."""
     console = console or Console()
-    table = Table(title=title, title_justify="left", show_lines=False)
-    for heading, width in (("check", 30), ("group", 10), ("must happen", None), ("seen", None), ("verdict", 12)):
-        table.add_column(heading, min_width=width, overflow="fold")
-    for outcome in outcomes:
-        one = outcome.check
-        verdict = Text(outcome.verdict, style=STYLES[outcome.verdict])
-        table.add_row(one.name, one.group, Text(one.must), Text(outcome.seen), verdict)
+    table = Table(title=title, title_justify="left", box=box.HORIZONTALS)
+    table.add_column("verdict", no_wrap=True)
+    for heading, ratio in (("what must happen", 5), ("what was seen", 3)):
+        table.add_column(heading, overflow="fold", ratio=ratio)
+    for _, rows in groupby(outcomes, key=lambda outcome: outcome.check.group):
+        table.add_section()
+        for outcome in rows:
+            verdict, one = Text(outcome.verdict, style=STYLES[outcome.verdict]), outcome.check
+            must = Text.assemble((f"{one.group}: {one.name}", "bold"), f"\n{one.must}")
+            table.add_row(verdict, must, Text(outcome.seen))
     console.print(table)
     console.print(summary(outcomes), highlight=False)
 

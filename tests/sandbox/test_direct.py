@@ -1,0 +1,240 @@
+"""The connection past the engine: who gets it, who does not, what is left, and that every call works without it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from sandbox_engines import make_engine
+
+from agentft.errors import SandboxError
+from agentft.sandbox import direct
+from agentft.sandbox.base import ExecRequest
+from agentft.sandbox.direct import DirectListener
+from agentft.sandbox.docker import DockerEngine
+from agentft.sandbox.wire import LAST_WORDS_S, Wire
+
+ECHO = ExecRequest(argv=("sh", "-c", "echo out; echo err >&2; cat"), stdin=b"in")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of the test's own, its path longer than the address of a socket may be."""
+    folder = tmp_path / ("deep" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def engine() -> Iterator[DockerEngine]:
+    found = make_engine("docker")
+    assert isinstance(found, DockerEngine)
+    with closing(found):
+        yield found
+
+
+def test_one_connection_is_taken_and_nothing_is_left(temporary: Path) -> None:
+    with DirectListener() as listener:
+        assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o700
+        folder = os.open(listener.path.parent, os.O_PATH)
+        short = f"/proc/self/fd/{folder}/{listener.path.name}"
+        with socket.socket(socket.AF_UNIX) as runner, socket.socket(socket.AF_UNIX) as late:
+            runner.connect(short)
+            with listener.accept(time.monotonic() + 1) as stream:
+                late.connect(short)  # waits to be accepted, until nobody listens any more
+                listener.__exit__()
+                with pytest.raises(ConnectionError):
+                    late.sendall(b"x")
+                stream.sendall(b"x")
+                assert runner.recv(1) == b"x"
+        os.close(folder)
+    assert not list(temporary.iterdir())
+
+
+def test_nobody_who_comes_is_an_error_in_time(temporary: Path) -> None:
+    started = time.monotonic()
+    with DirectListener() as listener, pytest.raises(TimeoutError):
+        listener.accept(time.monotonic() + 0.1)
+    assert time.monotonic() - started < 3
+
+
+def hold_a_listener(folder: str, ready: Connection) -> None:
+    tempfile.tempdir = folder
+    with DirectListener():
+        ready.send(True)
+        threading.Event().wait()
+
+
+def test_the_folder_of_a_killed_owner_is_removed_that_of_a_living_one_stays(temporary: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=hold_a_listener, args=(str(temporary), theirs))
+    process.start()
+    assert ours.poll(30)
+    (killed,) = temporary.iterdir()
+    with DirectListener() as living:
+        direct.remove_leftovers()
+        assert set(temporary.iterdir()) == {killed, living.path.parent}
+        process.kill()
+        process.join()
+        direct.remove_leftovers()
+        assert set(temporary.iterdir()) == {living.path.parent}
+
+
+def test_starts_and_cleaners_side_by_side_never_meet(temporary: Path) -> None:
+    """A cleaner that sees a folder before its owner has locked it takes nothing from the owner."""
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def start_many() -> None:
+        try:
+            for _ in range(200):
+                with DirectListener() as listener:
+                    assert listener.path.is_socket()
+        except Exception as error:  # a thread has nobody to raise to
+            errors.append(error)
+
+    def clean() -> None:
+        while not done.is_set():
+            direct.remove_leftovers()
+
+    cleaners = [threading.Thread(target=clean) for _ in range(2)]
+    starters = [threading.Thread(target=start_many) for _ in range(2)]
+    for thread in (*cleaners, *starters):
+        thread.start()
+    for thread in starters:
+        thread.join()
+    done.set()
+    for thread in cleaners:
+        thread.join()
+    assert not errors
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.engine
+def test_a_container_on_this_machine_is_reached_past_its_engine(engine: DockerEngine, temporary: Path) -> None:
+    assert engine.direct is None
+    with closing(engine.start()) as box:
+        assert engine.direct is True
+        assert not list(temporary.iterdir())
+        result = box.exec(ECHO)
+        assert (result.status, result.stdout, result.stderr) == ("ok", "out\nin", "err\n")
+
+
+def without_the_file(patch: pytest.MonkeyPatch) -> None:
+    """The engine runs elsewhere, behind a socket that leads there."""
+
+    def enter(listener: DirectListener) -> DirectListener:
+        listener.path = Path("/not/here")
+        return listener
+
+    patch.setattr(DirectListener, "__enter__", enter)
+
+
+def without_the_right(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Path, "chmod", lambda path, mode: os.chmod(path, 0o600))
+
+
+def without_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tempfile, "tempdir", "/not/here")
+
+
+def without_the_mount(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("agentft.sandbox.dialect.INSIDE", "/proc/not/here")
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("obstacle", [without_the_file, without_the_mount, without_the_right, without_room])
+def test_where_it_is_not_possible_the_engine_relays(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch, obstacle: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    with monkeypatch.context() as patch:
+        obstacle(patch)
+        with closing(engine.start()) as box:
+            assert engine.direct is False
+            result = box.exec(ECHO)
+            assert (result.status, result.stdout, result.stderr) == ("ok", "out\nin", "err\n")
+    with closing(engine.start()) as box:
+        assert engine.direct is False  # not tried again at every start
+        assert box.exec(ECHO).status == "ok"
+
+
+@pytest.mark.engine
+def test_an_engine_that_starts_nothing_says_so_and_another_machine_gets_no_socket(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_image_id", "sha256:" + "0" * 64)
+        with pytest.raises(SandboxError, match="could not be started"):
+            engine.start()
+    assert engine.direct is None  # that says nothing about the socket
+    with closing(engine.start()):
+        assert engine.direct is True
+
+
+def stderr_frame(text: bytes) -> bytes:
+    return struct.pack(">BxxxI", 2, len(text)) + text
+
+
+def moved() -> tuple[Wire, socket.socket, socket.socket]:
+    """Return a wire past an engine, the engine's end and the runner's end."""
+    (ours, engine), (direct_end, runner) = socket.socketpair(), socket.socketpair()
+    wire = Wire(ours, multiplexed=True)
+    wire.move(direct_end)
+    return wire, engine, runner
+
+
+@pytest.mark.parametrize("in_a_call", [True, False])
+def test_the_last_words_of_a_runner_come_over_the_relay(in_a_call: bool) -> None:
+    wire, engine, runner = moved()
+    with closing(wire), engine, runner:
+        engine.sendall(stderr_frame(b"runner: out of luck"))
+        engine.shutdown(socket.SHUT_WR)
+        runner.shutdown(socket.SHUT_WR)
+        if in_a_call:
+            with pytest.raises(SandboxError, match="out of luck"):
+                wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 2, max_body=0)
+        else:
+            assert wire.hung_up()
+        assert wire.ended
+        assert wire.noise == b"runner: out of luck"
+
+
+def test_a_relay_that_never_ends_does_not_hold_the_host() -> None:
+    wire, engine, runner = moved()
+    with closing(wire), engine:
+        runner.close()
+        started = time.monotonic()
+        assert wire.hung_up()
+        assert time.monotonic() - started < LAST_WORDS_S + 3
+
+
+def test_closing_hangs_up_on_both_and_wakes_a_call() -> None:
+    wire, engine, runner = moved()
+    reasons: list[str] = []
+
+    def call() -> None:
+        try:
+            wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 30, max_body=0)
+        except SandboxError as error:
+            reasons.append(error.what)
+
+    with engine, runner:
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert runner.recv(1 << 16)
+        wire.close()
+        thread.join(timeout=5)
+        assert reasons
+        assert (engine.recv(1), runner.recv(1)) == (b"", b"")
