@@ -54,7 +54,9 @@ class DirectListener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no more and remove the folder; an accepted connection stays."""
+        """Listen no more and remove the folder; an accepted connection stays. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # also for a process that was forked meanwhile and has it open
         self._undo.close()
 
 

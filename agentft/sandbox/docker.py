@@ -200,7 +200,7 @@ class DockerEngine:
         return Container(wire, self.limits, remove, name=f"container {identity[:12]}", ended_for_memory=memory)
 
     def _relayed(self, reason: str) -> None:
-        if self.direct is None:
+        if self.direct is not False:
             log.info("%s: the engine relays every call, which takes a little longer: %s", self.host, reason)
         self.direct = False
 

@@ -100,6 +100,7 @@ class Wire:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 self._socket.sendall(HEADER.pack(len(text), len(body)) + text + body)
             except OSError as cause:
+                self._failed(cause)
                 why = self._why(cause)
                 raise SandboxError("the sandbox's stream broke while a request was sent", got=why) from cause
             answer, payload = self._receive(deadline, max_body)
@@ -153,8 +154,7 @@ class Wire:
                 self._socket.settimeout(max(0.001, deadline - time.monotonic()))
                 chunk = self._socket.recv(1 << 18)
             except OSError as cause:
-                if not isinstance(cause, TimeoutError):
-                    self._end()
+                self._failed(cause)
                 raise SandboxError("the sandbox did not answer", got=self._why(cause)) from cause
             if not chunk:
                 self._end()
@@ -163,6 +163,11 @@ class Wire:
         taken = bytes(self._data[:size])
         del self._data[:size]
         return taken
+
+    def _failed(self, cause: OSError) -> None:
+        """Note what a failure of the stream means: unless it is a matter of time, the runner is gone."""
+        if not isinstance(cause, TimeoutError):
+            self._end()
 
     def _end(self) -> None:
         """Note that the runner is gone, and what it said on stderr if its answers came another way."""

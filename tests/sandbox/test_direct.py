@@ -63,6 +63,20 @@ def test_one_connection_is_taken_and_nothing_is_left(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+def test_nobody_listens_any_more_also_where_a_forked_process_has_the_socket_open(temporary: Path) -> None:
+    listener = DirectListener()
+    kept = os.dup(listener._socket.fileno())
+    linked = temporary / "linked"  # as a mount would, this keeps the file when the folder is gone
+    os.link(listener.path, linked)
+    listener.__exit__()
+    listener.__exit__()
+    folder = os.open(temporary, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(f"/proc/self/fd/{folder}/{linked.name}")
+    os.close(folder)
+    os.close(kept)
+
+
 def test_nobody_who_comes_is_an_error_in_time(temporary: Path) -> None:
     started = time.monotonic()
     with DirectListener() as listener, pytest.raises(TimeoutError):
@@ -195,18 +209,19 @@ def moved() -> tuple[Wire, socket.socket, socket.socket]:
     return wire, engine, runner
 
 
-@pytest.mark.parametrize("in_a_call", [True, False])
-def test_the_last_words_of_a_runner_come_over_the_relay(in_a_call: bool) -> None:
+@pytest.mark.parametrize("noticed", ["sending", "waiting", "idle"])
+def test_the_last_words_of_a_runner_come_over_the_relay(noticed: str) -> None:
     wire, engine, runner = moved()
     with closing(wire), engine, runner:
         engine.sendall(stderr_frame(b"runner: out of luck"))
         engine.shutdown(socket.SHUT_WR)
-        runner.shutdown(socket.SHUT_WR)
-        if in_a_call:
-            with pytest.raises(SandboxError, match="out of luck"):
-                wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 2, max_body=0)
-        else:
+        runner.shutdown(socket.SHUT_RD if noticed == "sending" else socket.SHUT_WR)
+        if noticed == "idle":
             assert wire.hung_up()
+        else:
+            with pytest.raises(SandboxError, match="was sent" if noticed == "sending" else "ended") as caught:
+                wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 2, max_body=0)
+            assert "out of luck" in str(caught.value)
         assert wire.ended
         assert wire.noise == b"runner: out of luck"
 
