@@ -45,6 +45,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from agentft.errors import DataError
 from agentft.etai import RecordError, Session, parse_json, to_session
+from agentft.files import whole_file
 
 MAX_LINE_BYTES = 512 * 2**20
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -279,10 +280,8 @@ def write(path: str | Path, sessions: Iterable[Session]) -> WriteReport:
     target = Path(os.path.realpath(path))
     _require_suffix(target)
     report, first = WriteReport(path=target), dict[str, int]()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _open_write(temporary, target.name) as stream:
+        with whole_file(target) as temporary, _open_write(temporary, target.name) as stream:
             for number, session in enumerate(sessions, 1):
                 if first.setdefault(session.session_id, number) != number:
                     raise duplicate(session.session_id, f"number {first[session.session_id]}").at(f"session {number}")
@@ -290,11 +289,8 @@ def write(path: str | Path, sessions: Iterable[Session]) -> WriteReport:
                 stream.write(json.dumps(checked.model_dump(), ensure_ascii=False, separators=(",", ":")).encode())
                 stream.write(b"\n")
                 report.written = number
-        temporary.replace(target)
     except OSError as error:
         raise DataError("cannot write the file", where=str(target), got=f"{type(error).__name__}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return report
 
 

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from agentft.errors import EXIT_ENVIRONMENT, DataError
+from agentft.files import whole_file
 
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 60
 _REFUSED = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403", "401", "InvalidToken", "ExpiredToken"}
@@ -128,14 +128,8 @@ class LocalStore:
     def put(self, key: str, data: bytes, digest: Digest | None = None) -> None:
         """Write beside the target, then rename."""
         path = self.root / key
-        partial = _beside(path)
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.write_bytes(data)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+        with disk_errors(path), whole_file(path) as partial:
+            partial.write_bytes(data)
 
     def put_file(self, key: str, path: Path, sha256: str) -> None:
         """Copy beside the target, compare, then rename."""
@@ -241,14 +235,8 @@ class S3Store:
 
     def fetch(self, key: str, path: Path) -> None:
         """Download beside the target, then rename."""
-        partial = _beside(path)
-        with disk_errors(path), self._errors(f"{self.uri}/{key}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._client.download_file(self.bucket, self._key(key), str(partial))
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+        with disk_errors(path), self._errors(f"{self.uri}/{key}"), whole_file(path) as partial:
+            self._client.download_file(self.bucket, self._key(key), str(partial))
 
     def read(self, key: str) -> bytes | None:
         """Return the object's bytes or None."""
@@ -329,22 +317,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _beside(path: Path) -> Path:
-    """Return the name that a file has until it is whole; no other process or thread writes under it."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-
-
 def _copy_whole(source: Path, target: Path, sha256: str | None) -> None:
-    partial = _beside(target)
-    with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(source, partial)
-            if sha256 is not None and file_sha256(partial) != sha256:
-                raise StorageError("the file has changed since it was written", where=str(source))
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+    with disk_errors(target), whole_file(target) as partial:
+        shutil.copyfile(source, partial)
+        if sha256 is not None and file_sha256(partial) != sha256:
+            raise StorageError("the file has changed since it was written", where=str(source))
 
 
 @contextmanager

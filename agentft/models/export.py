@@ -21,6 +21,7 @@ from agentft import losses
 from agentft.config.schema import FeedbackPositionsConfig, LoraConfig, ModelConfig
 from agentft.errors import EXIT_OK, ModelError
 from agentft.etai import INTENTS
+from agentft.files import whole_file
 from agentft.models import adapters, loader, rotary
 from agentft.models import backbone as backbone_module
 from agentft.models import heads as heads_module
@@ -193,11 +194,9 @@ def align_weights(path: Path) -> None:
             return
         header = source.read(size)
         header += b" " * (-(8 + size) % ALIGNMENT)
-        aligned = path.with_suffix(".aligned")
-        with aligned.open("wb") as target:
+        with whole_file(path) as partial, partial.open("wb") as target:
             target.write(len(header).to_bytes(8, "little") + header)
             shutil.copyfileobj(source, target, 1 << 24)
-    aligned.replace(path)
 
 
 def _read_about(folder: Path) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentft.errors import ModelError
+from agentft.files import whole_file
 from agentft.models.backbone import hidden_states, vocabulary_logits
 
 Kind = Literal["true", "empirical"]
@@ -136,10 +137,8 @@ def save_fisher(fisher: Fisher, path: Path) -> None:
     """Write a measured diagonal; the file appears whole or not at all."""
     about = {name: str(getattr(fisher, name)) for name in ("kind", "samples", "tokens", "weights", "data")}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in fisher.diagonal.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata={"format": FORMAT, **about})
-    partial.replace(path)
+    with whole_file(path) as partial:
+        save_file(tensors, partial, metadata={"format": FORMAT, **about})
 
 
 def load_fisher(path: Path) -> Fisher:

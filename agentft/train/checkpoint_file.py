@@ -28,6 +28,7 @@ from torch import Tensor
 
 from agentft.data.storage import disk_errors
 from agentft.errors import CheckpointError
+from agentft.files import whole_file
 
 FORMAT = "agentft.checkpoint/1"
 ALIGNMENT = 64
@@ -67,17 +68,10 @@ def write_checkpoint(path: Path, content: Mapping[str, Any]) -> tuple[int, str]:
     tensors: dict[str, Tensor] = {}
     body = json.dumps(_encode(content, "", tensors, {}))
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # each at a multiple of its size
-    partial = path.with_name(f".{path.name}.partial")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                size, digest = _write(file, tensors, body)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    with disk_errors(path), whole_file(path) as partial, partial.open("wb") as file:
+        size, digest = _write(file, tensors, body)
+        file.flush()
+        os.fsync(file.fileno())
     return size, digest
 
 

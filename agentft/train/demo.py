@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from agentft.errors import AgentFTError, SandboxError
+from agentft.files import write_json
 from agentft.report.page import print_page
 
 PACKAGES = ("boltons==26.2.0", "cachetools==8.0.2", "toolz==1.2.0")
@@ -104,7 +105,7 @@ def merge_summary(run: Path, sessions: Path, seconds: dict[str, float]) -> dict[
         "by_package": report["by_package"],
     }
     summary["seconds"] = {**summary.get("seconds", {}), **{name: round(value, 1) for name, value in seconds.items()}}
-    path.write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(path, summary)
     return summary
 
 

@@ -23,6 +23,7 @@ from agentft.evals.heads import predict
 from agentft.evals.metrics import head_metrics
 from agentft.evals.replay import path_accuracy
 from agentft.feedback.judged import session_of
+from agentft.files import write_json
 from agentft.models.export import load_model
 from agentft.report.page import calls_table, head_table, path_line
 from agentft.text.render import Renderer
@@ -106,7 +107,7 @@ def add_to_summary(run: Path, result: Mapping[str, Any]) -> None:
     """Put the evaluation into the run's summary.json, beside what training wrote."""
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({**summary, **result}, indent=2) + "\n")
+    write_json(path, {**summary, **result})
 
 
 def _need_sandbox(config: RunConfig) -> None:

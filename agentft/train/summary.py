@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from composer.utils import dist
 from agentft import __version__
 from agentft.algorithms.padding import PaddingShare
 from agentft.feedback.trace import read_traces
+from agentft.files import write_json
 from agentft.train.build import BuiltRun
 
 PACKAGES = ("mosaicml", "mosaicml-streaming", "torch", "transformers", "numpy", "docker")
@@ -45,7 +45,7 @@ def write_summary(
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "versions": versions(),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(folder / "summary.json", summary)
 
 
 def feedback_summary(folder: Path, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

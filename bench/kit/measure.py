@@ -127,14 +127,9 @@ def report(gates: Sequence[Gate], samples: Samples, context: dict[str, Any], pat
     table = Table("gate", "measured", "target", "", title="Gates", title_justify="left")
     for gate in gates:
         sign = "≤" if gate.better == "lower" else "≥"
-        shown = (
-            "not measured"
-            if gate.value is None
-            else f"{gate.value:,.0f}"
-            if gate.value >= 1000
-            else f"{gate.value:.3g}"
+        table.add_row(
+            gate.name, gate.show(), f"{sign} {gate.target:g}", "[green]pass[/]" if gate.ok else "[red]FAIL[/]"
         )
-        table.add_row(gate.name, shown, f"{sign} {gate.target:g}", "[green]pass[/]" if gate.ok else "[red]FAIL[/]")
     console = wide_console()
     console.print(table)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ FLOORS: dict[str, int] = {
     # the longest prefix of a module's name decides; design.md explains each
     "agentft": 0,
     "agentft.errors": 0,
+    "agentft.files": 0,
     "agentft.etai": 0,
     "agentft.etai_io": 0,
     "agentft.tools": 0,
@@ -40,6 +41,7 @@ SAME_FLOOR = {
     ("agentft.etai", "agentft.errors"),
     ("agentft.etai_io", "agentft.errors"),
     ("agentft.etai_io", "agentft.etai"),
+    ("agentft.etai_io", "agentft.files"),
     ("agentft.algorithms", "agentft.feedback"),
     ("agentft.train", "agentft.report"),
 }

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from agentft.data.synthesis.fetch import cache_root
 from agentft.data.synthesis.package import Package
 from agentft.data.synthesis.source import Function
 from agentft.errors import DataError, SandboxError
+from agentft.files import whole_file
 from agentft.sandbox.base import ExecRequest, Lease
 from agentft.sandbox.execute import TOOL_ENV
 
@@ -108,7 +107,8 @@ def profile_package(package: Package, lease: Lease, image_digest: str, cache: Pa
             got=f"{len(profile.tests)} tests collected",
             hint="the sandbox has no network and only pytest; choose a package without dependencies",
         )
-    _write_atomically(kept, json.dumps([asdict(test) for test in profile.tests]))
+    with whole_file(kept) as partial:
+        partial.write_text(json.dumps([asdict(test) for test in profile.tests]))
     return profile
 
 
@@ -148,11 +148,3 @@ def _merged(rows: Mapping[str, dict[str, Any]]) -> tuple[ProfiledTest, ...]:
             tuple(sorted({*before.calls, *row["calls"]})),
         )
     return tuple(merged.values())
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(text)
-    Path(temporary).replace(path)

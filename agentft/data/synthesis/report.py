@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentft.etai import Session
+from agentft.files import write_json
 
 
 @dataclass
@@ -79,7 +80,7 @@ class SynthReport:
     def write(self) -> Path:
         """Write ``<output stem>.report.json`` beside the output; return its path."""
         path = report_path(self.output)
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        write_json(path, self.to_json())
         return path
 
 
