@@ -158,12 +158,13 @@ def read_predictions(
     intent = dict(zip(batch["intent_at"][:, 0].tolist(), said["intent_probs"].tolist(), strict=True))
     predictions = {}
     for row, (row_id, anchors) in enumerate(zip(batch["session_id"], batch["steps"], strict=True)):
+        intents_of_row = _rounded(intents, intent[row]) if row in intent else None
         for anchor in anchors:
             probs = tool.get((row, int(anchor["tool_at"])))
             predictions[row_id, int(anchor["step"])] = Prediction(
                 reward=outcome.get((row, int(anchor["result_at"]))),
                 tool_probs=None if probs is None else _rounded(tools, probs),
-                intents=_rounded(intents, intent[row]) if row in intent else None,
+                intents=intents_of_row,
             )
     return predictions
 
