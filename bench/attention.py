@@ -26,11 +26,7 @@ from torch import Tensor
 from agentft.models.causal_blocks import causal_attention
 
 FUSED, PLAIN, OURS = "fused", "plain", "agentft"
-SIDES: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
-    FUSED: lambda q, k, v, scale: F.scaled_dot_product_attention(q, *_repeated(q, k, v), is_causal=True, scale=scale),
-    PLAIN: lambda q, k, v, scale: _plain(q, *_repeated(q, k, v), scale),
-    OURS: causal_attention,
-}
+Side = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 AT_LEAST = {"float32": 1.1, "bfloat16": 2.0}
 """How many times as fast as the fused kernel ours has to be, over all lengths."""
@@ -81,19 +77,30 @@ def _states(options: argparse.Namespace, length: int, dtype: torch.dtype) -> tup
     return states, torch.randn(1, options.heads, length, options.width).to(dtype)
 
 
-def _repeated(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    return [states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value)]
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    groups = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    key, value = _repeated(query, key, value)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    key, value = _repeated(query, key, value)
     length = query.shape[2]
     unseen = torch.full((length, length), float("-inf"), dtype=query.dtype).triu_(1)
     scores = torch.matmul(query * scale, key.transpose(2, 3)) + unseen
     return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
 
 
+SIDES: dict[str, Side] = {FUSED: _fused, PLAIN: _plain, OURS: causal_attention}
+
+
 def _step(side: str, states: list[Tensor], down: Tensor) -> list[Tensor]:
-    out = SIDES[side](*states, states[0].shape[-1] ** -0.5)  # type: ignore[call-arg]
+    query, key, value = states
+    out = SIDES[side](query, key, value, query.shape[-1] ** -0.5)
     return [out, *torch.autograd.grad(out, states, down)]
 
 

@@ -125,7 +125,9 @@ def _open_relayed(stack: ExitStack, image: str) -> Pool:
 
 
 def _own_paths(stack: ExitStack, floor: Floor, pools: dict[str, Pool], problems: dict[str, str]) -> dict[str, Call]:
-    paths = {f"{FLOOR}/{program}": functools.partial(floor.call, argv) for program, argv in PROGRAMS.items()}
+    paths: dict[str, Call] = {}
+    for program, argv in PROGRAMS.items():
+        paths[f"{FLOOR}/{program}"] = functools.partial(floor.call, argv)
     try:
         if shutil.which("bwrap") is None:
             raise SandboxError("bubblewrap is not installed")

@@ -24,7 +24,7 @@ from pathlib import Path
 from select import select as wait_for
 from typing import Any
 
-from kit.peers import PeerError, environment
+from kit.peers import PEERS, PeerError, environment
 from rich.console import Console
 from rich.table import Table
 
@@ -63,8 +63,9 @@ class PeerSubject:
     limits: Limits = LIMITS  # what the checks expect; the peer has no such limits by default
 
     def __init__(self, image: str) -> None:
-        self._command = [str(environment(self.name)), str(Path(__file__).parent / "kit/boxes_llm_sandbox.py")]
-        self._command += [image_reference(image), f"/{BELT}"]
+        python = environment(self.name, PEERS[self.name].requirements)
+        script = Path(__file__).parent / "kit/boxes_llm_sandbox.py"
+        self._command = [str(python), str(script), image_reference(image), f"/{BELT}"]
         self._process: subprocess.Popen[str] | None = None
         self.containers: list[str] = []
 

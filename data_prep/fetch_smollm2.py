@@ -78,6 +78,7 @@ def convert(weights: Path, output: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     tokenizer.eos_token, tokenizer.pad_token = EOS, PAD
     model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    assert model.generation_config is not None  # a causal LM generates
     for settings in (model.config, model.generation_config):
         settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.save_pretrained(output, safe_serialization=True)
