@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -99,7 +99,7 @@ class TraceWriter:
         """Append one line with one system call. Raises ``DataError`` when the disk does not take it."""
         if self._fd is None:
             raise DataError("the trace is closed", where=str(self.path))
-        data = json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n"
+        data = json.dumps(vars(line), separators=(",", ":")).encode() + b"\n"
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
