@@ -107,6 +107,7 @@ def test_a_closed_run_keeps_nothing_of_the_process(tmp_path: Path, shards: Path,
 
     def held() -> tuple[int, int]:
         gc.collect()
+        assert gc.get_freeze_count() == 0  # what is frozen is never let go, and not listed
         return sum(type(thing) is AgentModel for thing in gc.get_objects()), len(os.listdir("/proc/self/fd"))
 
     def after(run: str) -> tuple[int, int]:
