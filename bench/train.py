@@ -157,7 +157,9 @@ def _show(samples: Samples, data: dict[str, Any], failures: dict[str, str], opti
         table.add_row(
             side,
             samples.quantile(f"{side}/tokens_per_s").show(0),
-            samples.ratio(f"{OURS}/tokens_per_s", f"{side}/tokens_per_s").show(2) if OURS not in failures else "-",
+            samples.ratio(f"{OURS}/tokens_per_s", f"{side}/tokens_per_s").show(2)
+            if f"{OURS}/tokens_per_s" in samples
+            else "-",
             f"{samples.quantile(f'{side}/peak_mib').value:,.0f}",
             f"{samples.quantile(f'{side}/whole_mib').value:,.0f}",
         )

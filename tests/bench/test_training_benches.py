@@ -14,6 +14,7 @@ from support_agent import sessions
 
 from agentft.config.load import load
 
+FIGURES = ("tokens_per_s", "peak_mib", "whole_mib", "step_tokens", "step_s")
 REPO = Path(__file__).resolve().parents[2]
 SIDES = ("fused", "agentft")
 
@@ -64,6 +65,14 @@ def test_a_whole_run_and_the_bare_loop_train_on_the_very_same_rows(tmp_path: Pat
     ratio = samples["agentft/tokens_per_s"][0] / samples["bare loop/tokens_per_s"][0]
     assert gates["tokens/s: agentft / bare loop"]["value"] == pytest.approx(ratio)
     assert gates["tokens/s: agentft / TRL packed"]["value"] is None  # what did not run has no figure, and fails
+
+
+@pytest.mark.slow
+def test_one_side_alone_is_measured_and_shown(tmp_path: Path) -> None:
+    options = ("--sessions", "16", "--batch", "2", "--max-tokens", "512", "--steps", "3", "--repeats", "1")
+    report = bench("train.py", *options, "--only", "bare loop", "--backend", "local", to=tmp_path / "train.json")
+    assert set(report["samples"]) == {f"bare loop/{name}" for name in FIGURES}
+    assert all(gate["value"] is None and not gate["ok"] for gate in report["gates"])
 
 
 @pytest.mark.slow
