@@ -78,16 +78,16 @@ def _run(options: argparse.Namespace) -> int:
         floor = stack.enter_context(Floor.of_container(plain.attrs["State"]["Pid"], BASE_ENV))
         context["floor"] = floor.what
         pool = _open(stack, "docker", options.image, max(THREADS))
-        relayed = _open_relayed(stack, options.image)
+        pools = {OURS: pool, RELAYED: _open_relayed(stack, options.image)}
         with ExitStack() as calls:
-            paths = _own_paths(calls, floor, {OURS: pool, RELAYED: relayed}, problems)
+            paths = _own_paths(calls, floor, pools, problems)
             paths |= _docker_paths(client, plain, image)
             if options.peers:
                 paths |= _peer_paths(calls, image, problems)
             _measure_calls(samples, paths, options.rounds)
         _measure_reset(samples, pool, 10 if quick else 60)
         _measure_acquire(samples, pool, 100 if quick else 1000)
-        _measure_throughput(samples, floor, {OURS: pool, RELAYED: relayed}, *((1, 0.4) if quick else (8, 1.0)))
+        _measure_throughput(samples, floor, pools, *((1, 0.4) if quick else (8, 1.0)))
     context["machine_after"] = machine()
     _show_calls(samples, problems, context["floor"])
     _show_rest(samples)

@@ -49,8 +49,6 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE INDEX IF NOT EXISTS results_by_use ON results (used);
 """
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-
-_UNREADABLE = (UnicodeDecodeError, MemoryError)  # what the sqlite3 module makes of damaged text and sizes
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "fuse.sshfs", "fuse.gluster")
 
@@ -62,7 +60,8 @@ class _LostError(Exception):
     """An index is damaged in a way that SQLite does not notice."""
 
 
-_FAILURES = (sqlite3.Error, OSError, _LostError, *_UNREADABLE)
+_UNREADABLE = (_LostError, UnicodeDecodeError, MemoryError)  # these two: what sqlite3 makes of damaged text and sizes
+_FAILURES = (sqlite3.Error, OSError, *_UNREADABLE)
 
 
 class DiskStore:
@@ -172,7 +171,7 @@ class DiskStore:
         if code in _BUSY:
             self._errors += 1
             return False
-        if (code in _DAMAGED or isinstance(error, (_LostError, *_UNREADABLE))) and self._rebuilt < 2:
+        if (code in _DAMAGED or isinstance(error, _UNREADABLE)) and self._rebuilt < 2:
             self._rebuilt += 1
             log.warning("%s is damaged (%s): begun anew, its results will be computed again", self.path, error)
             try:

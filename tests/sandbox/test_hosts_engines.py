@@ -19,7 +19,7 @@ from agentft.etai import InlineWorkspace
 from agentft.sandbox import owner
 from agentft.sandbox.base import ExecRequest, HostAwayError
 from agentft.sandbox.conformance.dockerd import processes_of
-from agentft.sandbox.docker import connect, list_containers, remove_leftovers
+from agentft.sandbox.docker import DockerEngine, connect, list_containers, remove_leftovers
 from agentft.sandbox.executor import LiveExecutor
 from agentft.sandbox.hosts import HostPool, open_hosts
 from agentft.tools import ToolCall
@@ -96,6 +96,14 @@ def test_both_hosts_serve_and_large_output_survives_tls(two: Two) -> None:
                 lease.write_files({"a/b.bin": bytes(range(256)) * 1000})
                 assert lease.read_file("a/b.bin") == bytes(range(256)) * 1000
     assert wait_until(lambda: not two_containers(two), 5)
+
+
+def test_only_an_engine_behind_a_file_is_gone_past(two: Two) -> None:
+    for host, tls, reached in ((two.near.host, None, True), (two.far.host, two.tls, False)):
+        engine = DockerEngine(image=IMAGE, limits=LIMITS, run_name="two-hosts", host=host, tls=tls)
+        with closing(engine), closing(engine.start()) as box:
+            assert box.exec(ExecRequest(argv=("true",))).status == "ok"
+            assert engine.direct is reached
 
 
 def two_containers(two: Two) -> list[str]:

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from agentft.errors import SandboxError
 from agentft.sandbox.base import ExecRequest, Limits
 from agentft.sandbox.container import Container
-from agentft.sandbox.wire import HEADER, Wire
+from agentft.sandbox.wire import HEADER, LAST_WORDS_S, Wire
 
 
 def frame(answer: object, body: bytes = b"") -> bytes:
@@ -135,3 +136,57 @@ def test_a_sandbox_that_is_late_is_lost_whatever_the_engine_says(ends: tuple[soc
     result = box.exec(ExecRequest(argv=("true",), timeout_s=0.1))
     assert (result.status, result.exit_code) == ("infra", None)
     assert "timed out" in result.stderr
+
+
+def moved() -> tuple[Wire, socket.socket, socket.socket]:
+    """Return a wire past an engine, the engine's end and the runner's end."""
+    (ours, engine), (direct_end, runner) = socket.socketpair(), socket.socketpair()
+    wire = Wire(ours, multiplexed=True)
+    wire.move(direct_end)
+    return wire, engine, runner
+
+
+@pytest.mark.parametrize("noticed", ["sending", "waiting", "idle"])
+def test_the_last_words_of_a_runner_come_over_the_relay(noticed: str) -> None:
+    wire, engine, runner = moved()
+    with closing(wire), engine, runner:
+        engine.sendall(docker_frames(b"runner: out of luck", 100, kind=2))
+        engine.shutdown(socket.SHUT_WR)
+        runner.shutdown(socket.SHUT_RD if noticed == "sending" else socket.SHUT_WR)
+        if noticed == "idle":
+            assert wire.hung_up()
+        else:
+            with pytest.raises(SandboxError, match="was sent" if noticed == "sending" else "ended") as caught:
+                wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 2, max_body=0)
+            assert "out of luck" in str(caught.value)
+        assert wire.ended
+        assert wire.noise == b"runner: out of luck"
+
+
+def test_a_relay_that_never_ends_does_not_hold_the_host() -> None:
+    wire, engine, runner = moved()
+    with closing(wire), engine:
+        runner.close()
+        started = time.monotonic()
+        assert wire.hung_up()
+        assert time.monotonic() - started < LAST_WORDS_S + 3
+
+
+def test_closing_hangs_up_on_both_and_wakes_a_call() -> None:
+    wire, engine, runner = moved()
+    reasons: list[str] = []
+
+    def call() -> None:
+        try:
+            wire.request({"op": "ping"}, b"", deadline=time.monotonic() + 30, max_body=0)
+        except SandboxError as error:
+            reasons.append(error.what)
+
+    with engine, runner:
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert runner.recv(1 << 16)
+        wire.close()
+        thread.join(timeout=5)
+        assert reasons
+        assert (engine.recv(1), runner.recv(1)) == (b"", b"")

@@ -19,6 +19,7 @@ from agentft.errors import SandboxError
 from agentft.sandbox.base import Limits
 from agentft.sandbox.conformance.check import NotRunError, Stage
 from agentft.sandbox.container import Container, Engine
+from agentft.sandbox.direct import PREFIX
 
 LIMITS = Limits(timeout_s=10, memory_mib=256, pids=64, workspace_mib=16, tmp_mib=16, shm_mib=4, file_mib=8)
 RUN_LABEL = "agentft.run"
@@ -147,7 +148,7 @@ def _is_ours(entry: os.DirEntry[str]) -> bool:
         owner = entry.stat(follow_symlinks=False).st_uid
     except OSError:
         return False
-    return owner >= FIRST_USER_ID or entry.name.startswith(("agentft-dockerd-", "agentft-check-", "agentft-direct-"))
+    return owner >= FIRST_USER_ID or entry.name.startswith(("agentft-dockerd-", "agentft-check-", PREFIX))
 
 
 def engine_of(stage: Stage) -> EngineSubject:
